@@ -1,0 +1,52 @@
+# Needs Python 3.11+ and make; everything else is installed into .venv (export, tests) and .venv-runtime (no PyTorch).
+PYTHON ?= python3
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES = pyproject.toml constraints.txt
+STUDENT = artifacts/checkpoints/student.pt
+TEST_BUNDLE = $(CURDIR)/build/test-bundle
+
+.PHONY: demo test check test-large clean
+
+demo: .venv/export.stamp .venv-runtime/runtime.stamp  ## export the shipped checkpoint, prove it, write a story without PyTorch
+	.venv/bin/infer export $(STUDENT) --force
+	.venv/bin/infer parity $(STUDENT) artifacts/student
+	.venv-runtime/bin/python -c "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)"
+	.venv-runtime/bin/infer generate artifacts/student "In the beginning" --max-new-tokens 120 --seed 7
+
+test: .venv/dev.stamp .venv-runtime/test.stamp  ## all tests, one layer of them in an environment without torch and onnx
+	.venv/bin/python tests/make_bundle.py $(TEST_BUNDLE)
+	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv-runtime/bin/python -m pytest
+	.venv/bin/python -m pytest
+
+check: .venv/dev.stamp  ## format, lint, types, tests: what defines done
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/mypy -p infer.runtime -p infer.cli
+	.venv/bin/python -m pytest
+
+test-large: .venv/dev.stamp  ## exports of base-size models: gigabytes of disk and memory
+	.venv/bin/python -m pytest -m large
+
+clean:
+	rm -rf .venv .venv-runtime build onnx_infer.egg-info
+
+.venv/python.stamp .venv-runtime/python.stamp:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(@D)
+	touch $@
+
+.venv/export.stamp: .venv/python.stamp $(SOURCES)
+	.venv/bin/python $(PIP_INSTALL) --editable '.[export]'
+	touch $@
+
+.venv/dev.stamp: .venv/python.stamp $(SOURCES)
+	.venv/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	touch $@
+
+.venv-runtime/runtime.stamp: .venv-runtime/python.stamp $(SOURCES)
+	.venv-runtime/bin/python $(PIP_INSTALL) --editable .
+	touch $@
+
+.venv-runtime/test.stamp: .venv-runtime/runtime.stamp
+	.venv-runtime/bin/python $(PIP_INSTALL) pytest
+	touch $@
