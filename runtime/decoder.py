@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infer.runtime.cache import KVCache
-from infer.runtime.errors import PromptError
+from infer.runtime.errors import BundleError, PromptError
 from infer.runtime.manifest import Manifest
 from infer.runtime.session import Session
 
@@ -166,6 +166,36 @@ class OnnxDecoder:
         cache = KVCache(self._manifest.cache, batch=batch, slots=tokens)
         step = _BoundStep(self._decode, cache, (batch, tokens), (batch, tokens, self.vocab_size))
         return step.run(checked_ids(ids, self.vocab_size), 0)
+
+
+def check_signature(session: Session, manifest: Manifest, *, logits_rows: int | None) -> None:
+    """Checks that a graph is one of the manifest's model, as far as its inputs and outputs tell.
+
+    Args:
+        session: the graph.
+        manifest: the bundle's.
+        logits_rows: how many rows of logits the graph gives, None for one after each token.
+
+    Raises:
+        BundleError: the cache or the logits have another shape.
+    """
+    layout = manifest.cache
+    buffer = [None, layout.n_kv_head, None, layout.head_size]
+    wanted = {"logits": [None, logits_rows, manifest.vocab_size]}
+    for i in range(layout.n_layers):
+        for part in ("key", "value"):
+            wanted[f"past_key_values.{i}.{part}"] = wanted[f"present.{i}.{part}"] = buffer
+    found = {name: shape for name, shape in session.shapes().items() if name == "logits" or "." in name}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise BundleError(
+                f"{session.path} does not fit the manifest: {name} is {_axes(found.get(name))}, the manifest's model "
+                f"has {_axes(wanted.get(name))}; it is from another bundle, or the manifest was edited"
+            )
+
+
+def _axes(shape: Sequence[int | None] | None) -> str:
+    return "absent" if shape is None else str(["*" if size is None else size for size in shape]).replace("'", "")
 
 
 def checked_ids(token_ids: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[np.int64]:

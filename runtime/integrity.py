@@ -12,9 +12,19 @@ from pathlib import Path
 from infer.runtime.errors import BundleError
 from infer.runtime.manifest import Manifest, Variant
 
-# Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.external_data,
-# StringStringEntryProto.key and .value.
-_GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
+# Where onnx.proto keeps tensors: kind of message -> field number -> kind of message in that field. Besides a graph's
+# initializers, an attribute of any node can hold one.
+_PARTS: dict[str, dict[int, str]] = {
+    "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
+    "TrainingInfo": {1: "Graph", 2: "Graph"},
+    "Function": {7: "Node", 11: "Attribute"},
+    "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
+    "Node": {5: "Attribute"},
+    "Attribute": {5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor"},
+    "SparseTensor": {1: "Tensor", 2: "Tensor"},
+}
+# TensorProto.external_data, StringStringEntryProto.key and .value.
+_EXTERNAL_DATA, _KEY, _VALUE = 13, 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -75,8 +85,8 @@ def _check_references(manifest: Manifest, graph: str, weights: str) -> None:
     """Checks every reference of a graph to external data: the right file, and a place inside it."""
     path, size = manifest.path(graph), manifest.files[weights].size_bytes
     try:
-        references = list(_external_data(path.read_bytes()))
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        references = list(_external_data(path.read_bytes(), "Model"))
+    except (ValueError, IndexError, RecursionError) as error:
         raise BundleError(f"{path} is not an ONNX graph ({error}); export the model again") from error
     for reference in references:
         location = reference.get("location", "")
@@ -90,20 +100,28 @@ def _check_references(manifest: Manifest, graph: str, weights: str) -> None:
             raise BundleError(f"{path} refers to bytes {offset} + {length} of {weights}, which has {size}; refused")
 
 
-def _external_data(model: bytes) -> Iterator[dict[str, str]]:
-    """Yields the external_data entries of each initializer that has some."""
-    for graph in _messages(model, _GRAPH):
-        for initializer in _messages(graph, _INITIALIZER):
-            entries = {}
-            for entry in _messages(initializer, _EXTERNAL_DATA):
-                key, value = (b"".join(_messages(entry, field)).decode() for field in (_KEY, _VALUE))
-                entries[key] = value
-            if entries:
-                yield entries
+def _external_data(message: bytes, kind: str) -> Iterator[dict[str, str]]:
+    """Yields the external_data entries of each tensor inside a message that has some."""
+    if kind == "Tensor":
+        entries: dict[str, str] = {}
+        for field, entry in _fields(message):
+            if field == _EXTERNAL_DATA:
+                parts = dict(_fields(entry))
+                key = parts.get(_KEY, b"").decode()
+                if key in entries:
+                    raise ValueError(f"a tensor has two entries {key!r}")
+                entries[key] = parts.get(_VALUE, b"").decode()
+        if entries:
+            yield entries
+        return
+    parts_of = _PARTS[kind]
+    for field, value in _fields(message):
+        if field in parts_of:
+            yield from _external_data(value, parts_of[field])
 
 
-def _messages(data: bytes, field: int) -> Iterator[bytes]:
-    """Yields the length-delimited values of one field of a protobuf message.
+def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and value of each length-delimited field of a protobuf message.
 
     Source: the Protocol Buffers encoding specification, "Message Structure".
     """
@@ -119,8 +137,7 @@ def _messages(data: bytes, field: int) -> Iterator[bytes]:
             length, at = _varint(data, at)
             if at + length > len(data):
                 raise ValueError("cut short")
-            if key >> 3 == field:
-                yield data[at : at + length]
+            yield key >> 3, data[at : at + length]
             at += length
         else:
             raise ValueError(f"wire type {kind}")

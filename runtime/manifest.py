@@ -1,6 +1,7 @@
 """The bundle's manifest: everything the runtime needs to know that the graphs' own signatures do not say."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from infer.runtime.errors import BundleError
 MANIFEST_NAME = "manifest.json"
 FORMAT = "infer-bundle"
 FORMAT_VERSION = 1
+_MOST_TOKENS = 2**31 - 1  # lengths are int32 in the graphs
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _parse(folder: Path, raw: Mapping[str, Any]) -> Manifest:
             str(name): FileEntry(_whole(entry["bytes"]), _string(entry, "sha256"))
             for name, entry in raw["files"].items()
         },
-        min_onnxruntime=_string(raw["runtime"], "min_onnxruntime"),
+        min_onnxruntime=_version(raw["runtime"], "min_onnxruntime"),
         raw=raw,
     )
 
@@ -188,6 +190,13 @@ def _string(section: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def _version(section: Mapping[str, Any], name: str) -> str:
+    value = _string(section, name)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", value):
+        raise ValueError(f"{name} is {value!r}, not a version")
+    return value
+
+
 def _check(manifest: Manifest) -> None:
     """Refuses names that leave the folder, files that the list lacks, ids outside the vocabulary."""
     where = manifest.folder / MANIFEST_NAME
@@ -202,6 +211,8 @@ def _check(manifest: Manifest) -> None:
             raise BundleError(f"{where} uses the file {name!r} but does not list it under files; refused")
     if manifest.default_precision not in manifest.variants:
         raise BundleError(f"{where} has the default precision {manifest.default_precision!r} but no such variant")
+    if manifest.window > _MOST_TOKENS:
+        raise BundleError(f"{where} has a window of {manifest.window} tokens, the graphs count to {_MOST_TOKENS}")
     for token_id in manifest.tokenizer.eos_ids:
         if token_id >= manifest.vocab_size:
             raise BundleError(f"{where} has the end token {token_id}, the vocabulary has {manifest.vocab_size} ids")

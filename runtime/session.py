@@ -1,6 +1,7 @@
 """The one seam to ONNX Runtime: threads, sessions, and runs on arrays bound once."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,13 +59,9 @@ def use_threads(threads: int, *, explicit: bool) -> int:
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version such as "1.32.0" or "1.33.0.dev1"."""
-    numbers = []
-    for part in text.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    """Returns the leading numbers of a version such as "1.32.0+cpu" or "1.33.0.dev1"."""
+    leading = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
+    return tuple(int(part) for part in leading[0].split(".")) if leading else ()
 
 
 def check_onnxruntime(minimum: str) -> None:
@@ -85,20 +82,19 @@ class Session:
         Raises:
             BundleError: ONNX Runtime refuses the graph.
         """
-        options = ort.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = 4
+        self.path = path
         try:
             self._session = ort.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+                str(path), _options(), providers=["CPUExecutionProvider"], enable_fallback=0
             )
         except Exception as error:  # its exception types share no base class of their own
             raise BundleError(f"ONNX Runtime refuses {path}: {' '.join(str(error).split())}") from error
         self.input_names = frozenset(value.name for value in self._session.get_inputs())
 
-    def input_shape(self, name: str) -> list[int | str]:
-        """Returns the declared shape of an input: sizes, and names of dynamic axes."""
-        return next(list(value.shape) for value in self._session.get_inputs() if value.name == name)
+    def shapes(self) -> dict[str, list[int | None]]:
+        """Returns the declared shape of each input and output: sizes, and None for dynamic axes."""
+        values = [*self._session.get_inputs(), *self._session.get_outputs()]
+        return {value.name: [n if isinstance(n, int) else None for n in value.shape] for value in values}
 
     def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """Returns a call that runs the graph on these very arrays: write the inputs, call, read the outputs.
@@ -106,6 +102,8 @@ class Session:
         Args:
             inputs: name -> C-contiguous array; names that the graph does not have are left out.
             outputs: name -> C-contiguous array that receives the output; it may be an input's array too.
+
+        The call raises BundleError when ONNX Runtime cannot run the graph.
         """
         binding = self._session.io_binding()
         values: dict[int, ort.OrtValue] = {}  # one OrtValue an array: equal pointers make the cache work in place
@@ -121,6 +119,46 @@ class Session:
         run = self._session.run_with_iobinding
 
         def call(_keep: object = (dict(inputs), dict(outputs), values)) -> None:  # the arrays live as long as the call
-            run(binding)
+            try:
+                run(binding)
+            except Exception as error:
+                raise BundleError(f"ONNX Runtime cannot run {self.path}: {' '.join(str(error).split())}") from error
 
         return call
+
+
+def build_id() -> str:
+    """Returns what tells builds of ONNX Runtime apart."""
+    return f"{ort.__version__} {ort.get_build_info()}"
+
+
+def save_prepacked(graph: Path, optimised: Path, data_name: str) -> None:
+    """Loads a graph and writes it with its weights in the layout that this machine computes with.
+
+    Args:
+        graph: the graph; its weights lie beside it.
+        optimised: the new graph.
+        data_name: the new data file's name, beside the new graph.
+
+    Raises:
+        OSError: ONNX Runtime cannot load the graph or cannot write.
+    """
+    options = _options()
+    options.optimized_model_filepath = str(optimised)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    try:
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:
+        raise OSError(f"ONNX Runtime cannot write {optimised}: {' '.join(str(error).split())}") from error
+    if not optimised.is_file() or not (optimised.parent / data_name).is_file():
+        raise OSError(f"ONNX Runtime wrote no prepacked weights of {graph}")
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = 4
+    return options

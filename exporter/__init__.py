@@ -1,0 +1,1 @@
+"""From a checkpoint to a proven bundle; needs torch and onnx."""
