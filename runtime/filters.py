@@ -1,0 +1,113 @@
+"""What is done to a row of logits before a token is drawn: the repetition penalty, and which tokens stay candidates.
+
+top_k and top_p both keep a beginning of the ranking "likeliest first, the lower id first among equals", and both find
+it without sorting the vocabulary, which would cost more than all the rest.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLACK = 1e-6
+"""At the bounds of top_p and min_p a token stays if a change of this size to float32 logits would let it stay."""
+
+
+def penalised(
+    logits: NDArray[np.float32], penalty: float, seen_ids: Sequence[int] | NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Returns the logits with those of seen ids made less likely: positive ones divided, negative ones multiplied.
+
+    Args:
+        logits: (V,) float32; not changed.
+        penalty: above 0; 1 changes nothing.
+        seen_ids: ids that came before; how often does not matter.
+
+    Returns:
+        (V,) float32: a copy, or `logits` itself when nothing changes.
+
+    Raises:
+        ValueError: logits that are not one row, or a seen id outside 0 ... V - 1.
+
+    Source:
+        Keskar et al. 2019 (arXiv:1909.05858), section 4.1, with the sign taken care of.
+    """
+    if logits.ndim != 1:
+        raise ValueError(f"logits have shape {logits.shape}; one row (V,) is sampled at a time")
+    if penalty == 1 or len(seen_ids) == 0:
+        return logits
+    ids = np.asarray(seen_ids, dtype=np.int64)
+    if ids.min() < 0 or ids.max() >= logits.size:
+        raise ValueError(f"seen ids reach from {ids.min()} to {ids.max()}; the logits have ids 0 to {logits.size - 1}")
+    row = logits.copy()
+    seen = logits[ids]
+    # Computed from the original values, so that an id seen twice is written twice, not punished twice.
+    with np.errstate(over="ignore"):  # beyond float32: -inf below is as good as masked, above it has to stay a number
+        row[ids] = np.minimum(np.where(seen > 0, seen / penalty, seen * penalty), np.finfo(np.float32).max)
+    return row
+
+
+def top_k_ids(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
+    """Returns the ids of the `top_k` highest logits and of all that tie with the last of them, but never a masked id.
+
+    Args:
+        logits: (V,) float32; -inf is masked.
+        top_k: 0, V or more keeps every id that is not masked.
+
+    Returns:
+        (n,) int64, ascending.
+
+    Source:
+        Fan et al. 2018 (arXiv:1805.04833), section 5.4.
+    """
+    if not 0 < top_k < logits.size:
+        return np.flatnonzero(logits > -np.inf)
+    # The k-th highest of the maxima of many groups is a lower bound for the k-th highest logit. It costs one pass and
+    # leaves little more than k numbers to the partition, which takes far longer for each.
+    groups = max(256, 8 * top_k)
+    values = logits
+    if logits.size >= 4 * groups:
+        whole = logits.size - logits.size % groups
+        maxima = logits[:whole].reshape(-1, groups).max(axis=0)
+        maxima.partition(groups - top_k)
+        ids = np.flatnonzero(logits >= maxima[groups - top_k])
+        values = logits[ids]
+    else:
+        ids = np.arange(logits.size)
+    last = np.partition(values, values.size - top_k)[values.size - top_k]
+    if last == -np.inf:
+        return np.flatnonzero(logits > -np.inf)
+    return ids.compress(values >= last)
+
+
+def top_p_positions(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """Returns the positions of the tokens that stay because those ranked before them sum to no more than `top_p`.
+
+    So the token that crosses top_p stays, and there is always one: 1/2, 1/4, 1/8, 1/8 with top_p = 1/2 keeps two.
+
+    Args:
+        weights: (n,) float64, probabilities up to a common factor.
+        top_p: 0 ... 1; a sum that is above it by less than logits can tell (`SLACK`) counts as equal to it.
+
+    Returns:
+        (m,) int64, ascending.
+
+    Source:
+        Holtzman et al. 2020 (arXiv:1904.09751), equation 3, but for sums that are equal to top_p.
+    """
+    total = float(weights.sum())
+    limit = top_p * (1 + SLACK * (1 - top_p)) * total
+    candidates = np.arange(weights.size)
+    # All tokens lighter than `floor` together weigh less than what may be dropped, so they need no ranking; a higher
+    # floor usually does as well.
+    floor = (total - limit) / weights.size
+    for bound in (64 * floor, 8 * floor, floor) if weights.size > 256 else ():
+        heavy = np.flatnonzero(weights >= bound)
+        if weights[heavy].sum() > limit:
+            candidates = heavy
+            break
+    ranked = candidates[np.argsort(-weights[candidates], kind="stable")]
+    before = weights[ranked].cumsum()[:-1]
+    kept = ranked[: 1 + int(before.searchsorted(limit, side="right"))]
+    kept.sort()
+    return kept
