@@ -1,0 +1,153 @@
+"""How matrices are stored and multiplied: one class a weight format.
+
+A format makes the modules of a decoder's products from float32 matrices. Adding a format means adding a class here and
+a line to `FORMATS`.
+
+Axes: C embedding, V vocabulary, N output rows of a product.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from infer.exporter import operators
+from infer.exporter.quantize import BLOCK_SIZES, quantised_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """How the quantised formats store matrices.
+
+    Attributes:
+        int8_block: numbers that share a scale: 16, 32, 64 or 128 of a row, or "row" for the whole row.
+        quantize_head: store the output layer in the format too, and with it an embedding that is tied to it.
+
+    Raises:
+        ValueError: `int8_block` is none of these.
+    """
+
+    int8_block: int | str = 64
+    quantize_head: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if self.int8_block not in (*BLOCK_SIZES, "row"):
+            sizes = ", ".join(str(size) for size in BLOCK_SIZES)
+            raise ValueError(f"int8_block must be one of {sizes} or row, got {self.int8_block!r}")
+
+
+class WeightFormat(Protocol):
+    """What a decoder asks of a weight format."""
+
+    def facts(self) -> dict[str, object]:
+        """Returns what the manifest says about how matrices are stored and multiplied."""
+
+    def product(self, matrix: Tensor) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
+
+    def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
+        """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
+
+
+class _Product(nn.Module):
+    def __init__(self, matrix: Tensor):
+        super().__init__()
+        self.weight = nn.Buffer(matrix.T.contiguous())  # (C, N): what a standard MatMul reads row by row
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class _Embedding(nn.Module):
+    def __init__(self, matrix: Tensor):
+        super().__init__()
+        self.weight = nn.Buffer(matrix)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self.weight)
+
+
+class _Head(nn.Module):
+    def __init__(self, matrix: nn.Buffer):
+        super().__init__()
+        self.weight = matrix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.matmul_transposed(x, self.weight)
+
+
+class Float32:
+    """Every matrix as it is, in float32; a tied head shares the embedding's matrix."""
+
+    def __init__(self, options: WeightOptions):
+        """Takes the options, none of which plays a part here."""
+
+    def facts(self) -> dict[str, object]:
+        """Returns what the manifest says about how matrices are stored and multiplied."""
+        return {"bits": 32}
+
+    def product(self, matrix: Tensor) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
+        return _Product(matrix)
+
+    def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
+        """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
+        embedding = _Embedding(embed)
+        return embedding, _Head(embedding.weight if head is None else nn.Buffer(head))
+
+
+class _BlockProduct(nn.Module):
+    def __init__(self, weight: Tensor, scales: Tensor, n_columns: int):
+        super().__init__()
+        self.weight, self.scales, self.n_columns = nn.Buffer(weight), nn.Buffer(scales), n_columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.matmul_nbits(x, self.weight, self.scales, n_columns=self.n_columns)
+
+
+class _BlockEmbedding(nn.Module):
+    """Rows of a matrix that a `_BlockProduct` multiplies by: the same bytes, seen as two axes instead of three."""
+
+    def __init__(self, head: _BlockProduct):
+        super().__init__()
+        self.weight, self.scales, self.n_columns = nn.Buffer(head.weight.flatten(1)), head.scales, head.n_columns
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = operators.gather_quantised(ids, self.weight, self.scales)
+        return rows if rows.shape[-1] == self.n_columns else rows[..., : self.n_columns]
+
+
+class Int8:
+    """Linear layers as 8-bit blocks; embedding and head in float32, or the head too with `quantize_head`."""
+
+    def __init__(self, options: WeightOptions):
+        """Takes the block size, and whether the head is quantised."""
+        self._options = options
+
+    def facts(self) -> dict[str, object]:
+        """Returns what the manifest says about how matrices are stored and multiplied."""
+        return {
+            "bits": 8,
+            "scheme": "symmetric, uint8 around 128",
+            "block": self._options.int8_block,
+            "head": self._options.quantize_head,
+            "activations": "int8, one scale a row and block",
+        }
+
+    def product(self, matrix: Tensor) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
+        weight, scales = quantised_blocks(matrix, self._options.int8_block)
+        return _BlockProduct(weight, scales, matrix.shape[1])
+
+    def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
+        """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
+        if not self._options.quantize_head:
+            return Float32(self._options).embedding_and_head(embed, head)
+        weight, scales = quantised_blocks(embed if head is None else head, self._options.int8_block)
+        product = _BlockProduct(weight, scales, embed.shape[1])
+        return (_BlockEmbedding(product) if head is None else _Embedding(embed)), product
+
+
+FORMATS: dict[str, Callable[[WeightOptions], WeightFormat]] = {"fp32": Float32, "int8": Int8}
