@@ -1,0 +1,201 @@
+"""The public face: a bundle, loaded, that generates text and scores tokens."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infer.runtime.decoder import Logits, OnnxDecoder, checked_ids
+from infer.runtime.errors import ContextFull, PromptError
+from infer.runtime.generate import Generation, GenerationOptions, Step, Timings, draw_tokens, stream_text
+from infer.runtime.integrity import check_variant
+from infer.runtime.loading import open_sessions
+from infer.runtime.manifest import Manifest, read_manifest
+from infer.runtime.sampling import Sampler, SamplingOptions
+from infer.runtime.session import Session, allowed_cpus, check_onnxruntime, use_threads
+from infer.runtime.text import TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class GenerationStream(Iterator[Step]):
+    """Steps as they are drawn, and what they amount to so far."""
+
+    def __init__(self, steps: Callable[[], Iterator[Step]], prompt_tokens: int, seed: int):
+        """Starts the clock; `steps` is called at the first step."""
+        self._make = steps
+        self._steps: Iterator[Step] | None = None
+        self._prompt_tokens, self._seed = prompt_tokens, seed
+        self._taken: list[Step] = []
+        self._start_s = time.perf_counter()
+        self._first_s = self._last_s = self._start_s
+
+    def __next__(self) -> Step:
+        """Returns the next step."""
+        if self._steps is None:
+            self._start_s = time.perf_counter()
+            self._steps = self._make()
+        step = next(self._steps)
+        self._last_s = time.perf_counter()
+        if not self._taken:
+            self._first_s = self._last_s
+        self._taken.append(step)
+        return step
+
+    def result(self) -> Generation:
+        """Returns what has been generated up to now."""
+        taken = self._taken
+        timings = Timings(
+            self._prompt_tokens,
+            len(taken),
+            max(0.0, self._first_s - self._start_s),
+            max(0.0, self._last_s - self._start_s),
+        )
+        return Generation(
+            text="".join(step.text for step in taken),
+            token_ids=tuple(step.token_id for step in taken),
+            logprobs=tuple(step.logprob for step in taken),
+            finish_reason=taken[-1].finish_reason if taken else None,
+            seed=self._seed,
+            timings=timings,
+        )
+
+
+class LanguageModel:
+    """A model from a bundle, at one precision.
+
+    Attributes:
+        manifest: the bundle's manifest.
+        precision: the precision that was loaded.
+        threads: size of the thread pool that its sessions share with all others of the process (0: made by the host).
+        tokenizer: text to ids and back.
+
+    Example:
+        >>> model = LanguageModel.load("artifacts/student")
+        >>> model.generate("In the beginning", GenerationOptions(max_new_tokens=20)).text
+    """
+
+    def __init__(
+        self, manifest: Manifest, precision: str, threads: int, tokenizer: Tokenizer, sessions: tuple[Session, Session]
+    ):
+        """Takes the parts; use `load`."""
+        self.manifest, self.precision, self.threads, self.tokenizer = manifest, precision, threads, tokenizer
+        self._sessions = sessions
+
+    @classmethod
+    def load(
+        cls, bundle: str | Path, precision: str = "auto", threads: int | None = None, *, device_cache: bool = True
+    ) -> "LanguageModel":
+        """Loads a bundle.
+
+        Args:
+            bundle: its folder.
+            precision: a variant of the bundle, or "auto" for the manifest's default.
+            threads: size of the process's one thread pool, at least 1 and never more than the CPUs that the process
+                may use; None chooses by the model's size. The first load makes the pool: a later one that asks for
+                another number is warned and gets the pool that is there.
+            device_cache: keep large weights, rearranged for this CPU, in the user's cache folder, so that the two
+                graphs share one copy of them (see `prepacked`).
+
+        Raises:
+            BundleError: the bundle is missing, damaged, or needs a newer ONNX Runtime.
+            ValueError: `threads` is below 1.
+        """
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        manifest = read_manifest(Path(bundle))
+        check_onnxruntime(manifest.min_onnxruntime)
+        name, variant = manifest.variant(precision)
+        check_variant(manifest, variant)
+        wanted = default_threads(manifest) if threads is None else threads
+        pool = use_threads(min(wanted, allowed_cpus()), explicit=threads is not None)
+        sessions = open_sessions(manifest, name, variant, device_cache=device_cache)
+        return cls(manifest, name, pool, Tokenizer.from_file(manifest.path(manifest.tokenizer.file)), sessions)
+
+    def stream(
+        self, prompt: Prompt, options: GenerationOptions | None = None, sampling: SamplingOptions | None = None
+    ) -> GenerationStream:
+        """Returns the steps of a generation, drawn as they are asked for.
+
+        Args:
+            prompt: a text, encoded without special tokens, or ids.
+            options: length, stops, overflow.
+            sampling: temperature, filters, seed.
+
+        Raises:
+            PromptError: the prompt is empty, or has ids outside the vocabulary.
+            ContextFull: the prompt is longer than the window and `options.overflow` is "error".
+        """
+        options, sampling = options or GenerationOptions(), sampling or SamplingOptions()
+        prompt_ids = self._prompt_ids(prompt, options)
+        sampler = Sampler(sampling, self.manifest.tokenizer.ids_without_text)
+
+        def steps() -> Iterator[Step]:
+            source = draw_tokens(self.decoder(), prompt_ids, sampler, overflow=options.overflow)
+            text = TextStream(self.tokenizer, prompt_ids)
+            return stream_text(source, text, options, eos_ids=self.manifest.tokenizer.eos_ids)
+
+        return GenerationStream(steps, len(prompt_ids), sampler.seed)
+
+    def generate(
+        self, prompt: Prompt, options: GenerationOptions | None = None, sampling: SamplingOptions | None = None
+    ) -> Generation:
+        """Returns a whole generation; see `stream` for arguments and errors."""
+        stream = self.stream(prompt, options, sampling)
+        for _ in stream:
+            pass
+        return stream.result()
+
+    def logits(self, token_ids: Sequence[Sequence[int]] | NDArray[np.int64]) -> Logits:
+        """Returns the logits after every token of whole texts.
+
+        Args:
+            token_ids: (B, T) ids with T in [1, window].
+
+        Returns:
+            (B, T, V) float32, before softmax.
+
+        Raises:
+            PromptError: an id is outside the vocabulary.
+            ValueError: the shape is another.
+        """
+        return self.decoder().score(np.asarray(token_ids))
+
+    def decoder(self) -> OnnxDecoder:
+        """Returns a decoder with an empty cache of its own over this model's sessions."""
+        return OnnxDecoder(self.manifest, *self._sessions)
+
+    def _prompt_ids(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
+        """Returns the prompt's ids, at most the window's latest."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token (an end-of-text token starts a new text)")
+        ids = [int(i) for i in checked_ids(ids, self.manifest.vocab_size)]
+        window = self.manifest.window
+        if len(ids) <= window:
+            return ids
+        if options.overflow == "error":
+            raise ContextFull(
+                f"prompt is {len(ids)} tokens, the window holds {window}; pass --overflow shift to use its latest "
+                f"{window} tokens, or export with a longer context"
+            )
+        warnings.warn(
+            f"prompt is {len(ids)} tokens, the window holds {window}: the first {len(ids) - window} are left out",
+            stacklevel=3,
+        )
+        return ids[-window:]
+
+
+def default_threads(manifest: Manifest) -> int:
+    """Returns how many threads a model of this size is fastest with.
+
+    One for tiny models, where handing out work costs more than it saves.
+    """
+    return 1 if manifest.n_parameters < _ONE_THREAD_PARAMETERS else _MOST_THREADS
+
+
+_ONE_THREAD_PARAMETERS = 4_000_000
+_MOST_THREADS = 8  # decoding is bound by memory bandwidth, which a few cores use up
