@@ -4,14 +4,13 @@ Tokens come from a source (plain sampling here); `stream_text` turns them into p
 the finish reason.
 """
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from infer.runtime.decoder import Decoder, Logits
 from infer.runtime.errors import ContextFull
-from infer.runtime.sampling import Sampler
+from infer.runtime.sampler import Sampler
 from infer.runtime.stops import StopMatcher
 from infer.runtime.text import TextStream
 
@@ -168,52 +167,3 @@ def _end_reason(token_id: int, eos_ids: frozenset[int], stop_ids: Sequence[int])
     if token_id in eos_ids:
         return "eos"
     return "stop" if token_id in stop_ids else None
-
-
-@dataclass(frozen=True)
-class Timings:
-    """How long a generation took.
-
-    Attributes:
-        prompt_tokens: tokens that were prefilled.
-        new_tokens: tokens that were drawn.
-        first_token_s: seconds from the call to the first token (prefill and one draw).
-        total_s: seconds from the call to the last token.
-    """
-
-    prompt_tokens: int
-    new_tokens: int
-    first_token_s: float
-    total_s: float
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second, up to the first token."""
-        return self.prompt_tokens / self.first_token_s if self.first_token_s > 0 else math.nan
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """New tokens after the first, per second; NaN when there are none."""
-        seconds = self.total_s - self.first_token_s
-        return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else math.nan
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A finished text.
-
-    Attributes:
-        text: the new text, without the prompt, end tokens and stop texts.
-        token_ids: every id that was drawn, an end token included.
-        logprobs: each token's natural log-probability, see `Step`.
-        finish_reason: "eos", "stop" or "length"; None when the stream was left early.
-        seed: of the draws: the same seed and logits give the same tokens.
-        timings: how long it took.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason | None
-    seed: int
-    timings: Timings

@@ -1,67 +1,29 @@
 """The public face: a bundle, loaded, that generates text and scores tokens."""
 
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infer.runtime.decoder import Logits, OnnxDecoder, checked_ids
+from infer.runtime.draft_length import AutoLength, FixedLength
+from infer.runtime.drafts import ModelDraft, PromptLookup, check_draft
 from infer.runtime.errors import ContextFull, PromptError
-from infer.runtime.generate import Generation, GenerationOptions, Step, Timings, draw_tokens, stream_text
+from infer.runtime.generate import GenerationOptions, Step, draw_tokens, stream_text
 from infer.runtime.integrity import check_variant
 from infer.runtime.loading import open_sessions
 from infer.runtime.manifest import Manifest, read_manifest
-from infer.runtime.sampling import Sampler, SamplingOptions
+from infer.runtime.sampler import Sampler
+from infer.runtime.sampling import SamplingOptions
 from infer.runtime.session import Session, allowed_cpus, check_onnxruntime, use_threads
+from infer.runtime.speculative import SpeculativeSource
+from infer.runtime.stream import Generation, GenerationStream
 from infer.runtime.text import TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
-
-
-class GenerationStream(Iterator[Step]):
-    """Steps as they are drawn, and what they amount to so far."""
-
-    def __init__(self, steps: Callable[[], Iterator[Step]], prompt_tokens: int, seed: int):
-        """Starts the clock; `steps` is called at the first step."""
-        self._make = steps
-        self._steps: Iterator[Step] | None = None
-        self._prompt_tokens, self._seed = prompt_tokens, seed
-        self._taken: list[Step] = []
-        self._start_s = time.perf_counter()
-        self._first_s = self._last_s = self._start_s
-
-    def __next__(self) -> Step:
-        """Returns the next step."""
-        if self._steps is None:
-            self._start_s = time.perf_counter()
-            self._steps = self._make()
-        step = next(self._steps)
-        self._last_s = time.perf_counter()
-        if not self._taken:
-            self._first_s = self._last_s
-        self._taken.append(step)
-        return step
-
-    def result(self) -> Generation:
-        """Returns what has been generated up to now."""
-        taken = self._taken
-        timings = Timings(
-            self._prompt_tokens,
-            len(taken),
-            max(0.0, self._first_s - self._start_s),
-            max(0.0, self._last_s - self._start_s),
-        )
-        return Generation(
-            text="".join(step.text for step in taken),
-            token_ids=tuple(step.token_id for step in taken),
-            logprobs=tuple(step.logprob for step in taken),
-            finish_reason=taken[-1].finish_reason if taken else None,
-            seed=self._seed,
-            timings=timings,
-        )
 
 
 class LanguageModel:
@@ -116,7 +78,13 @@ class LanguageModel:
         return cls(manifest, name, pool, Tokenizer.from_file(manifest.path(manifest.tokenizer.file)), sessions)
 
     def stream(
-        self, prompt: Prompt, options: GenerationOptions | None = None, sampling: SamplingOptions | None = None
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        *,
+        draft: "LanguageModel | Literal['lookup'] | None" = None,
+        num_draft_tokens: int | Literal["auto"] = 4,
     ) -> GenerationStream:
         """Returns the steps of a generation, drawn as they are asked for.
 
@@ -124,30 +92,59 @@ class LanguageModel:
             prompt: a text, encoded without special tokens, or ids.
             options: length, stops, overflow.
             sampling: temperature, filters, seed.
+            draft: guesses tokens that this model checks several at a time: another model with the same tokenizer, or
+                "lookup" for repetitions in the text itself. The text keeps this model's distribution.
+            num_draft_tokens: how many tokens are guessed at a time, or "auto" for what pays by measurement.
 
         Raises:
             PromptError: the prompt is empty, or has ids outside the vocabulary.
             ContextFull: the prompt is longer than the window and `options.overflow` is "error".
+            DraftMismatch: the draft has another tokenizer.
+            ValueError: `num_draft_tokens` is out of range.
         """
         options, sampling = options or GenerationOptions(), sampling or SamplingOptions()
         prompt_ids = self._prompt_ids(prompt, options)
         sampler = Sampler(sampling, self.manifest.tokenizer.ids_without_text)
+        speculative = None if draft is None else self._speculative(draft, num_draft_tokens, sampler, options)
 
         def steps() -> Iterator[Step]:
-            source = draw_tokens(self.decoder(), prompt_ids, sampler, overflow=options.overflow)
+            if speculative is None:
+                source = draw_tokens(self.decoder(), prompt_ids, sampler, overflow=options.overflow)
+            else:
+                source = speculative.tokens(prompt_ids, options.max_new_tokens)
             text = TextStream(self.tokenizer, prompt_ids)
             return stream_text(source, text, options, eos_ids=self.manifest.tokenizer.eos_ids)
 
-        return GenerationStream(steps, len(prompt_ids), sampler.seed)
+        stats = speculative.stats if speculative else None
+        return GenerationStream(steps, len(prompt_ids), sampler.seed, stats)
 
     def generate(
-        self, prompt: Prompt, options: GenerationOptions | None = None, sampling: SamplingOptions | None = None
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        *,
+        draft: "LanguageModel | Literal['lookup'] | None" = None,
+        num_draft_tokens: int | Literal["auto"] = 4,
     ) -> Generation:
         """Returns a whole generation; see `stream` for arguments and errors."""
-        stream = self.stream(prompt, options, sampling)
+        stream = self.stream(prompt, options, sampling, draft=draft, num_draft_tokens=num_draft_tokens)
         for _ in stream:
             pass
         return stream.result()
+
+    def _speculative(
+        self,
+        draft: "LanguageModel | Literal['lookup']",
+        num_draft_tokens: int | Literal["auto"],
+        sampler: Sampler,
+        options: GenerationOptions,
+    ) -> SpeculativeSource:
+        if isinstance(draft, LanguageModel):
+            check_draft((self.manifest, self.tokenizer), (draft.manifest, draft.tokenizer))
+        guesses = ModelDraft(draft.decoder()) if isinstance(draft, LanguageModel) else PromptLookup()
+        length = AutoLength() if num_draft_tokens == "auto" else FixedLength(num_draft_tokens)
+        return SpeculativeSource(self.decoder(), guesses, sampler, length, options.overflow)
 
     def logits(self, token_ids: Sequence[Sequence[int]] | NDArray[np.int64]) -> Logits:
         """Returns the logits after every token of whole texts.

@@ -193,40 +193,6 @@ class UniformStream:
         return (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
 
-class Sampler:
-    """Draws the tokens of one text, one after the other.
-
-    Attributes:
-        options: how they are drawn.
-        seed: of the random numbers: the same seed, options and logits give the same tokens.
-    """
-
-    def __init__(self, options: SamplingOptions, ids_without_text: Sequence[tuple[int, int]] = ()) -> None:
-        """Takes the options, and the half-open ranges [start, stop) of ids that are never drawn."""
-        self.options = options
-        self._masked = tuple(ids_without_text)
-        self._uniforms = UniformStream(options.seed)
-        self.seed = self._uniforms.seed
-        self._n_drawn = 0
-
-    def pick(self, logits: NDArray[np.float32], seen_ids: Sequence[int] | NDArray[np.int64] = ()) -> tuple[int, float]:
-        """Returns the next token and its `log_probability`; the n-th token takes the n-th uniform number.
-
-        Args:
-            logits: (V,) float32, before softmax; ids without text are masked in it, in place.
-            seen_ids: what the repetition penalty applies to.
-
-        Raises:
-            NonFiniteLogits: the model computed NaN or infinity.
-        """
-        self._n_drawn += 1
-        mask_ids(logits, self._masked)
-        check_finite(logits, self._n_drawn)
-        candidates = distribution(logits, self.options, seen_ids=seen_ids)
-        token_id = draw(candidates, self._uniforms.next())
-        return token_id, log_probability(logits, token_id, self.options, seen_ids=seen_ids)
-
-
 def log_probability(
     logits: NDArray[np.float32],
     token_id: int,
