@@ -6,9 +6,9 @@ import pytest
 from slow_sampling import options, random_logits, random_options, row, slow_penalty
 
 from infer.runtime.errors import NonFiniteLogits
+from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import (
     Distribution,
-    Sampler,
     SamplingOptions,
     UniformStream,
     check_finite,
