@@ -17,7 +17,6 @@ from infer.exporter.checkpoint import Checkpoint, load_checkpoint
 from infer.exporter.decoder import Decoder
 from infer.exporter.graphs import operators_of, serialize, trace, weights_of
 from infer.exporter.parity import PrecisionReport, compare
-from infer.exporter.settings import ModelSettings
 from infer.exporter.tokenizer import TokenizerBundle, build_tokenizer
 from infer.exporter.weight_file import write_weights
 from infer.exporter.weight_formats import FORMATS, WeightFormat, WeightOptions
@@ -129,8 +128,7 @@ def _write_and_verify(
     (folder / TOKENIZER_NAME).write_text(tokenizer.json, encoding="utf-8")
     variants = {}
     for precision, weight_format in formats.items():
-        decoder = Decoder(checkpoint.settings, checkpoint.weights, weight_format)
-        operators = _write_variant(folder, decoder, checkpoint.settings, variant_files(precision), on_stage)
+        operators = _write_variant(folder, checkpoint, weight_format, variant_files(precision), on_stage)
         variants[precision] = {"operators": sorted(operators), "weight_format": weight_format.facts()}
     on_stage("hashing")
     document = manifest_document(checkpoint, tokenizer, variants)
@@ -147,9 +145,15 @@ def _write_and_verify(
 
 
 def _write_variant(
-    folder: Path, decoder: Decoder, settings: ModelSettings, names: Variant, on_stage: Callable[[str], None]
+    folder: Path,
+    checkpoint: Checkpoint,
+    weight_format: WeightFormat,
+    names: Variant,
+    on_stage: Callable[[str], None],
 ) -> set[str]:
     """Writes the two graphs and the weights of one precision; returns the operators that they use."""
+    settings = checkpoint.settings
+    decoder = Decoder(settings, checkpoint.weights, weight_format)
     graphs = {}
     for name, last_row_only in ((names.prefill, True), (names.decode, False)):
         on_stage(f"tracing {name}")

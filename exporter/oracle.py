@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from infer.exporter.settings import ModelSettings
 
+_QUERIES = 256  # at once: bounds the memory of the scores
+
 
 class Oracle:
     """A slow, plain forward pass over whole texts."""
@@ -58,16 +60,21 @@ class Oracle:
             q, k = self._turned(q), self._turned(k)
         group = settings.n_head // settings.n_kv_head
         k, v = (part.repeat_interleave(group, dim=0) for part in (k, v))
-        scores = q @ k.transpose(1, 2) / settings.head_size**0.5
-        distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        hidden_keys = distance < 0
-        if settings.sliding_window is not None:
-            hidden_keys |= distance >= settings.sliding_window
-        mixed = scores.masked_fill(hidden_keys, -torch.inf).softmax(-1) @ v
+        mixed = torch.cat([self._mixed(q, k, v, start) for start in range(0, len(x), _QUERIES)], dim=1)
         mixed = mixed.transpose(0, 1).flatten(1)
         if settings.attn_gate:
             mixed = mixed * (x @ weights[layer + "gate"].T).sigmoid()
         return functional.linear(mixed, weights[layer + "o.weight"], weights.get(layer + "o.bias"))
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+        """Attends from some queries of q (H, T, D), from `start` on, to all keys that they may see."""
+        q = q[:, start : start + _QUERIES]
+        distance = torch.arange(start, start + q.shape[1])[:, None] - torch.arange(k.shape[1])
+        hidden_keys = distance < 0
+        if self._settings.sliding_window is not None:
+            hidden_keys |= distance >= self._settings.sliding_window
+        scores = q @ k.transpose(1, 2) / self._settings.head_size**0.5
+        return scores.masked_fill(hidden_keys, -torch.inf).softmax(-1) @ v
 
     def _heads(self, x: Tensor) -> Tensor:
         """(T, heads·D) -> (heads, T, D)."""

@@ -72,7 +72,9 @@ def compare(
             for comparison in all_checks(model, decoder, text, full=full):
                 figures.add(comparison)
     greedy = greedy_agreement(model, oracle, token_ids[:window])
-    return PrecisionReport(model.precision, figures.build(greedy), tolerance_of(model.precision, model.manifest))
+    built = figures.build(greedy)
+    tolerance = tolerance_of(model.precision, model.manifest, built.loss_checkpoint)
+    return PrecisionReport(model.precision, built, tolerance)
 
 
 def check_sizes(checkpoint: Checkpoint, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from infer.runtime.sampling import mask_ids
 STEPS = 64  # tokens run one at a time from an almost empty cache
 LAST_STEPS = 8  # and at the end of the window
 GREEDY_TOKENS = 128
-_CHUNK = 256  # rows compared at once: bounds the memory of logits
+_CHUNK_LOGITS = 1 << 22  # compared at once, in numbers: bounds the memory of a comparison
 
 
 class OracleText:
@@ -40,20 +40,21 @@ class OracleText:
 
 
 def all_checks(model: LanguageModel, decoder: OnnxDecoder, text: OracleText, *, full: bool) -> Iterator[Comparison]:
-    """Yields every check but `whole_window`; without `full`, of the several-token chunks one size only."""
+    """Yields every check but `whole_window`, which comes before them; without `full`, of the several-token chunks one size only."""
+    yield from _shift(decoder, text)
     yield from _prefills(decoder, text)
     yield from _steps(decoder, text)
     yield from _chunks(decoder, text, sizes=range(2, 9) if full else (5,))
-    yield from _shift(decoder, text)
     yield from _batch(model, text)
 
 
 def whole_window(decoder: OnnxDecoder, text: OracleText) -> Iterator[Comparison]:
     """The decode graph with all rows over the whole window."""
     decoder.rollback(0)
-    for start in range(0, len(text.ids), _CHUNK):
-        positions = range(start, min(start + _CHUNK, len(text.ids)))
-        got = decoder.decode(text.ids[start : start + _CHUNK])
+    chunk = max(16, _CHUNK_LOGITS // decoder.vocab_size)
+    for start in range(0, len(text.ids), chunk):
+        positions = range(start, min(start + chunk, len(text.ids)))
+        got = decoder.decode(text.ids[start : start + chunk])
         yield Comparison("decode, whole window", positions, got, text.rows(positions))
 
 
@@ -88,11 +89,10 @@ def _chunks(decoder: OnnxDecoder, text: OracleText, sizes: Sequence[int]) -> Ite
 
 
 def _shift(decoder: OnnxDecoder, text: OracleText) -> Iterator[Comparison]:
-    """A full window that overflows: the latest half is prefilled at positions from 0, and decoding goes on."""
+    """The window, full after `whole_window`, overflows: the latest half is prefilled at positions from 0, and decoding goes on."""
     ids, window = text.ids, len(text.ids)
     kept = kept_tokens(window)
     shifted = [*ids[window - kept :], *ids[: min(8, window - kept)]]
-    decoder.prefill(ids)
     rows = [decoder.prefill(shifted[:kept])[None]]
     rows += [decoder.decode([token]).copy() for token in shifted[kept:]]
     positions = range(window - 1, window - 1 + len(rows))

@@ -3,6 +3,7 @@
 Axes: T rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -127,28 +128,34 @@ SMALL_MODEL_PARAMETERS = 10_000_000
 # float32: sums in another order; what is seen is a few 1e-6 of the largest logit.
 # int8: every product rounds weights and activations to 8 bits, and the error grows with depth and with outliers among
 # the activations: a model of 4 layers stays within the first line, one of 30 layers with outliers within the second.
+# A model that does not predict the text (untrained, or another language) has no favourite token that could be kept,
+# and its logits are small beside the rounding: the third line still tells a wrong graph from a rounded one.
 _FLOAT32 = Tolerance(relative_error=1e-4)
 _INT8_SMALL = Tolerance(same_top=0.985, cosine=0.9999, loss=0.002)
 _INT8 = Tolerance(same_top=0.90, cosine=0.995, loss=0.02)
+_INT8_UNTRAINED = Tolerance(cosine=0.99, loss=0.05)
+_PREDICTS_NATS = 1.0  # below the loss of guessing among all ids alike
 
 
-def constant_tolerance(precision: str, n_parameters: int) -> Tolerance:
-    """Returns the tolerance of a precision for a model of that size."""
+def constant_tolerance(precision: str, manifest: Manifest, loss_checkpoint: float) -> Tolerance:
+    """Returns the tolerance of a precision for a model of that size with that loss on the text."""
     if precision == "fp32":
         return _FLOAT32
-    return _INT8_SMALL if n_parameters < SMALL_MODEL_PARAMETERS else _INT8
+    if not loss_checkpoint < math.log(manifest.vocab_size) - _PREDICTS_NATS:
+        return _INT8_UNTRAINED
+    return _INT8_SMALL if manifest.n_parameters < SMALL_MODEL_PARAMETERS else _INT8
 
 
-def tolerance_of(precision: str, manifest: Manifest) -> Tolerance:
+def tolerance_of(precision: str, manifest: Manifest, loss_checkpoint: float) -> Tolerance:
     """Returns the constant tolerance of a precision, tightened (never widened) by the manifest's `tolerances`."""
-    tolerance = constant_tolerance(precision, manifest.n_parameters)
+    tolerance = constant_tolerance(precision, manifest, loss_checkpoint)
     section = manifest.raw.get("tolerances")
     asked = section.get(precision) if isinstance(section, dict) else None
     if not isinstance(asked, dict):
         return tolerance
     for name, stricter in (("relative_error", min), ("same_top", max), ("cosine", max), ("loss", min)):
         value, constant = asked.get(name), getattr(tolerance, name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and value == value:  # NaN would let all pass
             tolerance = replace(tolerance, **{name: value if constant is None else stricter(value, constant)})
     return tolerance
 
@@ -200,7 +207,7 @@ class FiguresBuilder:
             mean_error=float(np.concatenate(self._means).mean()),
             cosine=float(np.concatenate(self._cosines).mean()),
             same_top=float(np.concatenate(self._tops).mean()),
-            kl=float(np.concatenate(self._kls).mean()),
+            kl=max(0.0, float(np.concatenate(self._kls).mean())),
             loss_checkpoint=float(checkpoint),
             loss_bundle=float(bundle),
             greedy_same=greedy[0],

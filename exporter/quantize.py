@@ -22,13 +22,13 @@ def quantised_blocks(matrix: Tensor, block: int | str) -> tuple[Tensor, Tensor]:
 
     Returns:
         (N, blocks, block size) uint8 with 128 standing for 0, and scales (N, blocks) float32. A block or row of zeros
-        has scale 1; the last block is filled up with zeros.
+        has scale 0, so that its products are exactly 0; the last block is filled up with zeros.
     """
     size = _ROW_BLOCK if block == "row" else int(block)
     blocks = functional.pad(matrix, (0, -matrix.shape[1] % size)).unflatten(1, (-1, size))
     reach = blocks.abs().amax(dim=2)
     if block == "row":
         reach = reach.amax(dim=1, keepdim=True).expand(-1, blocks.shape[1])
-    scales = torch.where(reach > 0, reach / _LEVELS, 1.0).contiguous()
-    levels = (blocks / scales[..., None]).round_().clamp_(-_LEVELS, _LEVELS)
+    scales = (reach / _LEVELS).contiguous()
+    levels = (blocks / torch.where(scales > 0, scales, 1.0)[..., None]).round_().clamp_(-_LEVELS, _LEVELS)
     return (levels + ZERO_POINT).to(torch.uint8).contiguous(), scales

@@ -34,7 +34,7 @@ class FixedLength:
 
     def __post_init__(self) -> None:
         """Checks the number."""
-        if isinstance(self.count, bool) or not 1 <= self.count <= MOST_DRAFT_TOKENS:
+        if isinstance(self.count, bool) or self.count not in range(1, MOST_DRAFT_TOKENS + 1):
             raise ValueError(f"num_draft_tokens must be 1 to {MOST_DRAFT_TOKENS} or auto, got {self.count}")
 
     def next(self) -> int:

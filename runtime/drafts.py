@@ -26,9 +26,12 @@ class ModelDraft:
         calls: how many times the model ran.
     """
 
-    def __init__(self, decoder: Decoder):
-        """Takes the draft model, with an empty cache."""
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, vocab_size: int):
+        """Takes the draft model, with an empty cache, and the target's vocabulary size.
+
+        A draft may have more rows without text than the target; ids that the target does not have are never guessed.
+        """
+        self._decoder, self._vocab_size = decoder, vocab_size
         self._start = self._context_start = 0
         self._fed: list[int] = []  # what the cache holds: text[start:], with guesses that may have been rejected
         self._known = 0  # tokens of the text at the last call: what is fed of them needs no second look
@@ -41,7 +44,7 @@ class ModelDraft:
         guesses: list[Guess] = []
         seen = list(text)
         for _ in range(count):
-            logits = self._feed(pending)
+            logits = self._feed(pending)[: self._vocab_size]
             probs = sampler.candidates(logits, seen)
             token_id = draw(probs, sampler.uniform())
             guesses.append(Guess(token_id, probs))

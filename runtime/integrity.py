@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infer.runtime.errors import BundleError
 from infer.runtime.manifest import Manifest, Variant
+from infer.runtime.protobuf import fields
 
 # Where onnx.proto keeps tensors: kind of message -> field number -> kind of message in that field. Besides a graph's
 # initializers, an attribute of any node can hold one.
@@ -25,7 +26,6 @@ _PARTS: dict[str, dict[int, str]] = {
 }
 # TensorProto.external_data, StringStringEntryProto.key and .value.
 _EXTERNAL_DATA, _KEY, _VALUE = 13, 1, 2
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_variant(manifest: Manifest, variant: Variant) -> None:
@@ -104,9 +104,9 @@ def _external_data(message: bytes, kind: str) -> Iterator[dict[str, str]]:
     """Yields the external_data entries of each tensor inside a message that has some."""
     if kind == "Tensor":
         entries: dict[str, str] = {}
-        for field, entry in _fields(message):
+        for field, entry in fields(message):
             if field == _EXTERNAL_DATA:
-                parts = dict(_fields(entry))
+                parts = dict(fields(entry))
                 key = parts.get(_KEY, b"").decode()
                 if key in entries:
                     raise ValueError(f"a tensor has two entries {key!r}")
@@ -115,41 +115,6 @@ def _external_data(message: bytes, kind: str) -> Iterator[dict[str, str]]:
             yield entries
         return
     parts_of = _PARTS[kind]
-    for field, value in _fields(message):
+    for field, value in fields(message):
         if field in parts_of:
             yield from _external_data(value, parts_of[field])
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and value of each length-delimited field of a protobuf message.
-
-    Source: the Protocol Buffers encoding specification, "Message Structure".
-    """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == _VARINT:
-            _, at = _varint(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-        elif kind == _BYTES:
-            length, at = _varint(data, at)
-            if at + length > len(data):
-                raise ValueError("cut short")
-            yield key >> 3, data[at : at + length]
-            at += length
-        else:
-            raise ValueError(f"wire type {kind}")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError("varint too long")

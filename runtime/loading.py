@@ -12,7 +12,7 @@ from infer.runtime.session import Session
 
 
 def open_sessions(
-    manifest: Manifest, precision: str, variant: Variant, *, device_cache: bool
+    manifest: Manifest, precision: str, variant: Variant, *, device_cache: Path | None
 ) -> tuple[Session, Session]:
     """Returns the prefill and decode sessions of a variant whose files have been checked.
 
@@ -20,12 +20,12 @@ def open_sessions(
         manifest: the bundle's.
         precision: the variant's name.
         variant: its files.
-        device_cache: use (and make, where it is missing) this device's cache of prepacked weights.
+        device_cache: folder of the cache of prepacked weights; what is missing there is made. None for no cache.
 
     Raises:
         BundleError: ONNX Runtime refuses a graph, or it does not fit the manifest.
     """
-    cached = prepacked_graphs(manifest, precision, variant) if device_cache else None
+    cached = prepacked_graphs(device_cache, manifest, precision, variant)
     if cached is not None:
         try:
             return _open(manifest, *cached)

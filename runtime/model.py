@@ -16,14 +16,16 @@ from infer.runtime.generate import GenerationOptions, Step, draw_tokens, stream_
 from infer.runtime.integrity import check_variant
 from infer.runtime.loading import open_sessions
 from infer.runtime.manifest import Manifest, read_manifest
+from infer.runtime.prepacked import cache_folder
 from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import SamplingOptions
 from infer.runtime.session import Session, allowed_cpus, check_onnxruntime, use_threads
-from infer.runtime.speculative import SpeculativeSource
+from infer.runtime.speculative import Draft, SpeculativeSource
 from infer.runtime.stream import Generation, GenerationStream
 from infer.runtime.text import TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
+DeviceCache = Literal["user"] | Path | None
 
 
 class LanguageModel:
@@ -49,7 +51,12 @@ class LanguageModel:
 
     @classmethod
     def load(
-        cls, bundle: str | Path, precision: str = "auto", threads: int | None = None, *, device_cache: bool = True
+        cls,
+        bundle: str | Path,
+        precision: str = "auto",
+        threads: int | None = None,
+        *,
+        device_cache: DeviceCache = "user",
     ) -> "LanguageModel":
         """Loads a bundle.
 
@@ -59,8 +66,8 @@ class LanguageModel:
             threads: size of the process's one thread pool, at least 1 and never more than the CPUs that the process
                 may use; None chooses by the model's size. The first load makes the pool: a later one that asks for
                 another number is warned and gets the pool that is there.
-            device_cache: keep large weights, rearranged for this CPU, in the user's cache folder, so that the two
-                graphs share one copy of them (see `prepacked`).
+            device_cache: where large weights are kept, rearranged for this CPU, so that the two graphs share one copy
+                of them (see `prepacked`): the user's cache folder, another one, or None for nowhere.
 
         Raises:
             BundleError: the bundle is missing, damaged, or needs a newer ONNX Runtime.
@@ -74,7 +81,8 @@ class LanguageModel:
         check_variant(manifest, variant)
         wanted = default_threads(manifest) if threads is None else threads
         pool = use_threads(min(wanted, allowed_cpus()), explicit=threads is not None)
-        sessions = open_sessions(manifest, name, variant, device_cache=device_cache)
+        cache = cache_folder() if device_cache == "user" else device_cache
+        sessions = open_sessions(manifest, name, variant, device_cache=cache)
         return cls(manifest, name, pool, Tokenizer.from_file(manifest.path(manifest.tokenizer.file)), sessions)
 
     def stream(
@@ -100,7 +108,7 @@ class LanguageModel:
             PromptError: the prompt is empty, or has ids outside the vocabulary.
             ContextFull: the prompt is longer than the window and `options.overflow` is "error".
             DraftMismatch: the draft has another tokenizer.
-            ValueError: `num_draft_tokens` is out of range.
+            ValueError: `num_draft_tokens` is out of range, or `draft` is neither a model nor "lookup".
         """
         options, sampling = options or GenerationOptions(), sampling or SamplingOptions()
         prompt_ids = self._prompt_ids(prompt, options)
@@ -140,9 +148,14 @@ class LanguageModel:
         sampler: Sampler,
         options: GenerationOptions,
     ) -> SpeculativeSource:
+        guesses: Draft
         if isinstance(draft, LanguageModel):
             check_draft((self.manifest, self.tokenizer), (draft.manifest, draft.tokenizer))
-        guesses = ModelDraft(draft.decoder()) if isinstance(draft, LanguageModel) else PromptLookup()
+            guesses = ModelDraft(draft.decoder(), self.manifest.vocab_size)
+        elif draft == "lookup":
+            guesses = PromptLookup()
+        else:
+            raise ValueError(f"draft must be a LanguageModel or 'lookup', got {draft!r}")
         length = AutoLength() if num_draft_tokens == "auto" else FixedLength(num_draft_tokens)
         return SpeculativeSource(self.decoder(), guesses, sampler, length, options.overflow)
 

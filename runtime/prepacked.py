@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infer.runtime.integrity import check_file
 from infer.runtime.manifest import Manifest, Variant
 from infer.runtime.protobuf import initializers, is_external, with_initializers
 from infer.runtime.session import build_id, save_prepacked
@@ -47,10 +48,13 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "onnx-infer"
 
 
-def prepacked_graphs(manifest: Manifest, precision: str, variant: Variant) -> tuple[Path, Path] | None:
+def prepacked_graphs(
+    root: Path | None, manifest: Manifest, precision: str, variant: Variant
+) -> tuple[Path, Path] | None:
     """Returns prefill and decode graphs over one file of prepacked weights, made now if they are not there.
 
     Args:
+        root: the cache's folder; None for no cache.
         manifest: the bundle's, whose files have been checked.
         precision: the variant's name.
         variant: its files.
@@ -58,8 +62,10 @@ def prepacked_graphs(manifest: Manifest, precision: str, variant: Variant) -> tu
     Returns:
         The paths of the two graphs, or None: the weights are small, the cache is off, or it cannot be written (said
         once, in a warning).
+
+    Raises:
+        BundleError: the weights, of which an entry would be made, are not those that the manifest lists.
     """
-    root = cache_folder()
     if root is None or manifest.files[variant.weights].size_bytes < MIN_WEIGHTS_BYTES:
         return None
     entry = root / _key(manifest, variant)
@@ -150,6 +156,7 @@ def _stamp(path: Path) -> list[int]:
 
 def _make(entry: Path, manifest: Manifest, precision: str, variant: Variant) -> None:
     """Writes an entry beside its place and renames it; where another process was faster, its entry stays."""
+    check_file(manifest, variant.weights, content=True)  # an entry outlives a repair of the bundle
     entry.parent.mkdir(parents=True, exist_ok=True)
     if entry.exists():
         shutil.rmtree(entry)  # stale or damaged

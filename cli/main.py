@@ -1,0 +1,92 @@
+"""The command `infer`: its subcommands, and the one place where errors become messages and exit codes."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from infer.cli import export, generate, info, parity
+from infer.cli.console import UsageError, close_output, open_streams, print_message, warnings_in_one_line
+from infer.runtime.errors import InferError
+
+app = typer.Typer(
+    help="Small PyTorch language models as ONNX bundles: exported, proven against the checkpoint, run without PyTorch.",
+    epilog="\b\nExample:\n  infer export student.pt\n  infer generate artifacts/student 'In the beginning'",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=export.EXAMPLE)(export.export)
+app.command(epilog=generate.EXAMPLE)(generate.generate)
+app.command(epilog=parity.EXAMPLE)(parity.parity)
+app.command(epilog=info.EXAMPLE)(info.info)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"infer {metadata.version('onnx-infer')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Runs one command of the program.
+
+    Args:
+        args: the command line without the program's name; None for the process's own.
+
+    Returns:
+        The exit code: 0 done, 1 an error, 2 a wrong command line, 130 interrupted.
+    """
+    open_streams()
+    try:
+        with warnings_in_one_line():
+            return _run_command(sys.argv[1:] if args is None else args)
+    finally:
+        close_output()
+
+
+def _run_command(args: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        # Not `command(...)`: that one has opinions of its own on broken pipes and interrupts.
+        with command.make_context("infer", list(args)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return done.exit_code
+    except UsageError as error:
+        command_path = error.ctx.command_path if error.ctx else "infer"
+        print_message("error", f"{error.format_message().rstrip('.')}; see {command_path} --help")
+        return 2
+    except InferError as error:
+        print_message("error", str(error))
+        return 1
+    except BrokenPipeError:  # the reader has seen enough
+        return 0
+    except OSError as error:
+        what = error.filename or "the output cannot be written"
+        print_message("error", f"{what}: {error.strerror or error}")
+        return 1
+    except MemoryError:
+        print_message("error", "out of memory")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

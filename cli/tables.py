@@ -1,0 +1,133 @@
+"""Tables and progress for people, drawn with rich; imported only by commands that print them."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from infer.runtime.manifest import Manifest
+
+_PIPED_WIDTH = 200  # columns where there is no terminal: nothing is cut or wrapped
+
+_FIGURES = {
+    "rows": ("rows compared", "{:d}"),
+    "max_error": ("max |Δlogit|", "{:.3g}"),
+    "mean_error": ("mean |Δlogit|", "{:.3g}"),
+    "cosine": ("logit cosine", "{:.7f}"),
+    "same_top": ("same top token", "{:.2%}"),
+    "kl": ("KL divergence (nats)", "{:.3g}"),
+    "loss_checkpoint": ("loss, checkpoint (nats)", "{:.3f}"),
+    "loss_bundle": ("loss, bundle (nats)", "{:.3f}"),
+    "greedy_same": ("greedy tokens until the first difference", "{:d}"),
+    "greedy_tokens": ("greedy tokens drawn", "{:d}"),
+    "worst": ("worst row", "{}"),
+}
+"""Parity figures in the order of the table: name -> label and format."""
+
+
+def output() -> Console:
+    """Returns the console on standard output."""
+    return _console(stderr=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with 1; that the reader has seen enough is no error
+
+
+def _console(*, stderr: bool) -> Console:
+    console = _Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """Gives a call that names the stage that begins; shown on standard error, with its time if that is a terminal."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: console.print(stage, markup=False, soft_wrap=True)
+        return
+    columns = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        running: list[TaskID] = []
+
+        def begin(stage: str) -> None:
+            finish()
+            running.append(progress.add_task(stage, total=1))
+
+        def finish() -> None:
+            if running:
+                progress.update(running.pop(), completed=1)
+
+        yield begin
+        finish()
+
+
+def size(n_bytes: int) -> str:
+    """Returns a number of bytes for people.
+
+    Example:
+        >>> size(1536)
+        '1.5 KiB'
+    """
+    amount, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{n_bytes} B" if unit == "B" else f"{amount:.4g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
+
+
+def files_table(manifest: Manifest) -> Table:
+    """Returns the files of a bundle: what each is for, and its size."""
+    uses = {manifest.tokenizer.file: "tokenizer"}
+    for precision, variant in manifest.variants.items():
+        for use, name in vars(variant).items():
+            uses[name] = f"{precision} {use}"
+    table = Table("file", "what", title_justify="left")
+    table.add_column("size", justify="right")
+    for name, entry in manifest.files.items():
+        table.add_row(Text(name), Text(uses.get(name, "")), size(entry.size_bytes))
+    return table
+
+
+def parity_table(figures: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, str] | None = None) -> Table:
+    """Returns parity figures, one column a precision.
+
+    Args:
+        figures: precision -> `Figures.as_dict`.
+        verdicts: precision -> "pass" or "FAIL".
+    """
+    table = Table("parity")
+    for precision in figures:
+        table.add_column(Text(precision), justify="right")
+    for name, (label, form) in _FIGURES.items():
+        table.add_row(label, *(Text(_formatted(form, measured.get(name))) for measured in figures.values()))
+    if verdicts is not None:
+        styles = {"pass": "green", "FAIL": "bold red"}
+        table.add_row("verdict", *(Text(verdicts[name], styles[verdicts[name]]) for name in figures))
+    return table
+
+
+def _formatted(form: str, value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    try:
+        return form.format(value)
+    except (ValueError, TypeError):  # a manifest that was edited
+        return str(value)
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """Returns names and values, one pair a row."""
+    table = Table(show_header=False)
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
