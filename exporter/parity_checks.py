@@ -40,7 +40,7 @@ class OracleText:
 
 
 def all_checks(model: LanguageModel, decoder: OnnxDecoder, text: OracleText, *, full: bool) -> Iterator[Comparison]:
-    """Yields every check but `whole_window`, which comes before them; without `full`, of the several-token chunks one size only."""
+    """Yields every check but `whole_window`, which comes before them; without `full` one size of chunks only."""
     yield from _shift(decoder, text)
     yield from _prefills(decoder, text)
     yield from _steps(decoder, text)
@@ -89,7 +89,7 @@ def _chunks(decoder: OnnxDecoder, text: OracleText, sizes: Sequence[int]) -> Ite
 
 
 def _shift(decoder: OnnxDecoder, text: OracleText) -> Iterator[Comparison]:
-    """The window, full after `whole_window`, overflows: the latest half is prefilled at positions from 0, and decoding goes on."""
+    """The window, full after `whole_window`, overflows: its latest half is prefilled at positions from 0."""
     ids, window = text.ids, len(text.ids)
     kept = kept_tokens(window)
     shifted = [*ids[window - kept :], *ids[: min(8, window - kept)]]
