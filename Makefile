@@ -5,7 +5,7 @@ SOURCES = pyproject.toml constraints.txt
 STUDENT = artifacts/checkpoints/student.pt
 TEST_BUNDLE = $(CURDIR)/build/test-bundle
 
-.PHONY: demo test check test-large clean
+.PHONY: demo test check test-large docs clean
 
 demo: .venv/export.stamp .venv-runtime/runtime.stamp  ## export the shipped checkpoint, prove it, write a story without PyTorch
 	.venv/bin/infer export $(STUDENT) --force
@@ -16,7 +16,7 @@ demo: .venv/export.stamp .venv-runtime/runtime.stamp  ## export the shipped chec
 test: .venv/dev.stamp .venv-runtime/test.stamp  ## all tests, one layer of them in an environment without torch and onnx
 	.venv/bin/python tests/make_bundle.py $(TEST_BUNDLE)
 	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv-runtime/bin/python -m pytest
-	.venv/bin/python -m pytest
+	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv/bin/python -m pytest
 
 check: .venv/dev.stamp  ## format, lint, types, tests: what defines done
 	.venv/bin/ruff format --check
@@ -26,6 +26,9 @@ check: .venv/dev.stamp  ## format, lint, types, tests: what defines done
 
 test-large: .venv/dev.stamp  ## exports of base-size models: gigabytes of disk and memory
 	.venv/bin/python -m pytest -m large
+
+docs: .venv/dev.stamp  ## docs/cli.md from the help pages
+	.venv/bin/python docs/make_cli_help.py
 
 clean:
 	rm -rf .venv .venv-runtime build onnx_infer.egg-info

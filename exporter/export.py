@@ -1,5 +1,6 @@
 """From a checkpoint file to a proven bundle."""
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -137,7 +138,10 @@ def _write_and_verify(
     reports = []
     for precision in formats:
         on_stage(f"proving {precision} against the checkpoint")
-        report = compare(checkpoint, LanguageModel.load(folder, precision, device_cache=False), text, full=False)
+        # As on the user's device: large weights once in memory, from a cache that goes away with the comparison.
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as cache:
+            model = LanguageModel.load(folder, precision, device_cache=Path(cache))
+            report = compare(checkpoint, model, text, full=False)
         report.raise_if_failed()
         reports.append(report)
     write_manifest(folder, document, {"parity": {r.precision: r.figures.as_dict() for r in reports}})

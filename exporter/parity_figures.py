@@ -133,7 +133,7 @@ SMALL_MODEL_PARAMETERS = 10_000_000
 _FLOAT32 = Tolerance(relative_error=1e-4)
 _INT8_SMALL = Tolerance(same_top=0.985, cosine=0.9999, loss=0.002)
 _INT8 = Tolerance(same_top=0.90, cosine=0.995, loss=0.02)
-_INT8_UNTRAINED = Tolerance(cosine=0.99, loss=0.05)
+_INT8_UNTRAINED = Tolerance(cosine=0.95, loss=0.1)
 _PREDICTS_NATS = 1.0  # below the loss of guessing among all ids alike
 
 
@@ -192,6 +192,8 @@ class FiguresBuilder:
     def add_losses(self, rows: Comparison, next_ids: NDArray[np.int64]) -> None:
         """Adds the losses of rows whose following token is known: `next_ids[p]` follows the token at position p."""
         known = [i for i, position in enumerate(rows.positions) if position < len(next_ids)]
+        if not known:  # a window of one token at the end of the text
+            return
         ids = next_ids[[rows.positions[i] for i in known]]
         got, want = (-_log_softmax(side[known])[np.arange(len(ids)), ids] for side in (rows.got, rows.want))
         self._losses.append((got, want))

@@ -1,0 +1,108 @@
+"""Pairs of scripted models, one of which guesses for the other, and what was fed to each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scripted import Rule, ScriptedDecoder, ScriptedModel, byte_tokenizer
+
+from infer.runtime.draft_length import FixedLength
+from infer.runtime.drafts import ModelDraft
+from infer.runtime.generate import Overflow
+from infer.runtime.manifest import FileEntry
+from infer.runtime.sampler import Sampler
+from infer.runtime.sampling import SamplingOptions
+from infer.runtime.speculative import Draft, Guess, SpeculativeSource
+from infer.runtime.text import Tokenizer
+
+GREEDY = SamplingOptions(temperature=0)
+
+
+def murmur(seed: int, vocab_size: int = 256) -> Rule:
+    """The rule of a model without sense: its logits depend on every token in its cache, its place, and the seed."""
+    ids = np.arange(1, vocab_size + 1)
+
+    def rule(held: tuple[int, ...]) -> np.ndarray:
+        mixed = seed
+        for place, token_id in enumerate(held):
+            mixed = (mixed * 31 + (place + 1) * (token_id + 3)) % 1_000_003
+        return 4 * np.sin((mixed + 1) * 0.739 * ids)
+
+    return rule
+
+
+def spoilt(rule: Rule, is_wrong: Callable[[int], bool]) -> Rule:
+    """A model that prefers the id after the best one wherever `is_wrong` holds of the number of cached tokens."""
+
+    def spoils(held: tuple[int, ...]) -> np.ndarray:
+        row = np.array(rule(held))
+        return np.roll(row, 1) if is_wrong(len(held)) else row
+
+    return spoils
+
+
+def model(
+    rule: Rule,
+    *,
+    window: int = 64,
+    vocab_size: int = 256,
+    eos_ids: Sequence[int] = (),
+    ids_without_text: Sequence[tuple[int, int]] = (),
+    tokenizer: Tokenizer | None = None,
+    sha256: str = "the same",
+) -> ScriptedModel:
+    """A model whose tokenizer is that of all others with the same `sha256`; the bytes by default."""
+    decoder = ScriptedDecoder(rule, window=window, vocab_size=vocab_size)
+    made = ScriptedModel(decoder, tokenizer or byte_tokenizer(), eos_ids=eos_ids, ids_without_text=ids_without_text)
+    made.manifest = replace(made.manifest, files={made.manifest.tokenizer.file: FileEntry(1, sha256)})
+    return made
+
+
+def source(
+    target: ScriptedDecoder,
+    draft: Draft | ScriptedDecoder,
+    sampling: SamplingOptions | Sampler = GREEDY,
+    *,
+    count: int = 4,
+    overflow: Overflow = "shift",
+) -> SpeculativeSource:
+    """Speculation without the public face."""
+    sampler = sampling if isinstance(sampling, Sampler) else Sampler(sampling)
+    guesses = ModelDraft(draft, target.vocab_size) if isinstance(draft, ScriptedDecoder) else draft
+    return SpeculativeSource(target, guesses, sampler, FixedLength(count), overflow)
+
+
+def passes(decoder: ScriptedDecoder) -> int:
+    """How many times the model ran."""
+    return sum(kind != "rollback" for kind, _ in decoder.calls)
+
+
+def cached(decoder: ScriptedDecoder) -> list[int]:
+    """What is in the cache now."""
+    return [[], *(held for held, _ in replayed(decoder))][-1]
+
+
+def replayed(decoder: ScriptedDecoder) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the cache's content after each call, and what the call took out of it."""
+    held: list[int] = []
+    for kind, given in decoder.calls:
+        kept = {"prefill": 0, "decode": len(held), "rollback": given}[kind]
+        held, taken = held[:kept], held[kept:]
+        if kind != "rollback":
+            held += given
+        yield list(held), taken
+
+
+class FixedGuesses:
+    """A draft that always guesses the same way, without a model: `guess(text)` is the next guess."""
+
+    calls = 0
+
+    def __init__(self, guess: Callable[[Sequence[int]], Guess]) -> None:
+        self._guess = guess
+
+    def propose(self, text: Sequence[int], count: int, *, context_start: int, sampler: Sampler) -> list[Guess]:
+        guesses: list[Guess] = []
+        for _ in range(count):
+            guesses.append(self._guess([*text, *(guess.token_id for guess in guesses)]))
+        return guesses

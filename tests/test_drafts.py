@@ -1,0 +1,355 @@
+"""Where guesses come from: what each draft says, and which drafts are refused."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tokenizers
+from drafting import GREEDY, cached, model, murmur
+from scripted import ScriptedDecoder, ScriptedModel, byte_tokenizer, one_hot
+from tokenizers import decoders, models
+
+from infer.runtime.drafts import ModelDraft, PromptLookup, certain
+from infer.runtime.errors import DraftMismatch
+from infer.runtime.generate import GenerationOptions
+from infer.runtime.sampler import Sampler
+from infer.runtime.sampling import SamplingOptions, UniformStream, distribution, draw
+from infer.runtime.text import Tokenizer
+
+V = 256
+RULE = murmur(3)
+TEXT = list(b"And God said, Let there be light: and there was light.")
+
+
+def decoder(window: int = 128) -> ScriptedDecoder:
+    return ScriptedDecoder(RULE, window=window, vocab_size=V)
+
+
+def guesses(
+    draft: ModelDraft | PromptLookup, text: Sequence[int], count: int, start: int = 0, sampler: Sampler | None = None
+) -> list[int]:
+    made = draft.propose(text, count, context_start=start, sampler=sampler or Sampler(GREEDY))
+    return [guess.token_id for guess in made]
+
+
+def fed(ran: ScriptedDecoder) -> list[tuple[str, int]]:
+    """The passes, by kind and number of tokens."""
+    return [(kind, len(ids)) for kind, ids in ran.calls if kind != "rollback"]
+
+
+# Another model
+
+
+def test_a_model_guesses_what_it_would_write():
+    alone = model(RULE, window=128).generate(TEXT, GenerationOptions(max_new_tokens=6), GREEDY)
+    assert guesses(ModelDraft(decoder(), V), TEXT, 6) == list(alone.token_ids)
+
+
+def test_a_guess_is_drawn_from_the_filtered_distribution_that_it_carries():
+    chosen = SamplingOptions(temperature=0.7, top_k=9, top_p=0.8, repetition_penalty=1.4, seed=5)
+    made = ModelDraft(decoder(), V).propose(TEXT, 5, context_start=0, sampler=Sampler(chosen))
+    numbers, seen = UniformStream(5), list(TEXT)
+    for guess in made:
+        wanted = distribution(np.asarray(RULE(tuple(seen)), np.float32), chosen, seen_ids=seen)
+        assert np.array_equal(guess.draft_probs.ids, wanted.ids)
+        assert np.array_equal(guess.draft_probs.probs, wanted.probs)
+        assert guess.token_id == draw(wanted, numbers.next())
+        seen.append(guess.token_id)  # the penalty counts guesses as well
+
+
+def test_after_all_guesses_were_kept_the_last_one_and_the_bonus_are_fed():
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    made = guesses(draft, TEXT, 3)
+    text = [*TEXT, *made, 7]
+    guesses(draft, text, 2)
+    assert fed(ran) == [("prefill", len(TEXT)), ("decode", 1), ("decode", 1), ("decode", 2), ("decode", 1)]
+    assert draft.calls == 5
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_after_a_rejection_the_replacement_alone_is_fed(kept: int):
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    made = guesses(draft, TEXT, 3)
+    text = [*TEXT, *made[:kept], (made[kept] + 1) % V]
+    again = guesses(draft, text, 1)
+    assert fed(ran)[3:] == [("decode", 1)]
+    assert cached(ran) == text
+    assert again == guesses(ModelDraft(decoder(), V), text, 1)
+
+
+def test_what_came_without_guesses_is_fed_in_one_pass():
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    made = guesses(draft, TEXT, 2)
+    text = [*TEXT, *made, *b"1234567890"]
+    assert guesses(draft, text, 2) == guesses(ModelDraft(decoder(), V), text, 2)
+    assert fed(ran)[2:] == [("decode", 11), ("decode", 1)]
+
+
+def test_a_replacement_that_equals_the_next_guess_by_chance_is_no_confusion():
+    # Both guesses were wrong, and the text goes on with other tokens that happen to be the same ids in another order.
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    first, second, _ = guesses(draft, TEXT, 3)
+    text = [*TEXT, second, first]
+    assert guesses(draft, text, 2) == guesses(ModelDraft(decoder(), V), text, 2)
+
+
+def test_a_draft_starts_again_from_the_targets_first_token_when_that_has_moved():
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    guesses(draft, TEXT, 2)
+    text = [*TEXT, 1, 2, 3]
+    moved = guesses(draft, text, 2, start=40)
+    assert fed(ran)[2:] == [("prefill", len(text) - 40), ("decode", 1)]
+    assert moved == guesses(ModelDraft(decoder(), V), text[40:], 2)
+
+
+@pytest.mark.parametrize(("window", "count", "kept"), [(16, 3, 8), (16, 12, 5), (7, 4, 3), (7, 7, 1), (2, 2, 1)])
+def test_a_full_draft_goes_on_with_its_latest_half_or_what_leaves_room_for_the_guesses(
+    window: int, count: int, kept: int
+):
+    ran = decoder(window)
+    made = guesses(ModelDraft(ran, V), TEXT, count)
+    assert len(made) == count
+    assert fed(ran)[0] == ("prefill", kept)
+    assert made == guesses(ModelDraft(decoder(), V), TEXT[-kept:], count)
+
+
+def test_a_draft_with_a_small_window_guesses_no_more_than_fit():
+    assert len(guesses(ModelDraft(decoder(3), V), TEXT, 8)) == 3
+    assert len(guesses(ModelDraft(decoder(1), V), TEXT, 8)) == 1
+
+
+def test_a_draft_is_not_restarted_before_its_window_is_full():
+    ran = decoder(16)
+    draft, text = ModelDraft(ran, V), TEXT[:10]
+    while len(text) + 2 <= 16:  # the text and the first of two guesses fit
+        text += [*guesses(draft, text, 2)[:1], 0]
+    assert [kind for kind, _ in fed(ran)].count("prefill") == 1
+    guesses(draft, [*text, 1, 2], 2)
+    assert [kind for kind, _ in fed(ran)].count("prefill") == 2
+
+
+# The text itself
+
+
+def slow_lookup(text: Sequence[int], count: int, longest: int, shortest: int) -> list[int]:
+    """What followed the latest other place of the longest ending of the text that stands there."""
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(text) - 1, size - 1, -1):
+            if size <= len(text) and text[end - size : end] == text[len(text) - size :]:
+                return list(text[end : end + count])
+    return []
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(3, 2), (3, 1), (1, 1), (5, 2)])
+def test_a_lookup_that_grows_with_the_text_finds_what_a_search_from_scratch_finds(longest: int, shortest: int):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        text = rng.integers(0, 3, 60).tolist()
+        lookup, length = PromptLookup(longest, shortest), 1
+        while length <= len(text):
+            count = int(rng.integers(1, 6))
+            wanted = slow_lookup(text[:length], count, longest, shortest)
+            assert guesses(lookup, text[:length], count) == wanted
+            length += int(rng.integers(1, 4))
+
+
+def test_the_longest_match_counts_before_a_later_shorter_one():
+    text = [*b"xab1", *b"ab2", *b"xab"]
+    assert guesses(PromptLookup(), text, 2) == list(b"1a")
+
+
+def test_of_equal_matches_the_latest_counts():
+    assert guesses(PromptLookup(), [*b"ab1ab2ab3", *b"ab"], 1) == list(b"3")
+
+
+def test_no_guess_reaches_beyond_the_text():
+    assert guesses(PromptLookup(), list(b"abcab"), 16) == list(b"cab")
+    assert guesses(PromptLookup(), list(b"aaaa"), 16) == list(b"a")
+
+
+@pytest.mark.parametrize("text", [b"a", b"ab", b"abc", b"abcdef", b"abcdea"])
+def test_without_a_match_there_is_no_guess(text: bytes):
+    assert guesses(PromptLookup(), list(text), 4) == []
+
+
+def test_guesses_from_the_text_are_certain_and_take_no_random_number():
+    sampler = Sampler(SamplingOptions(temperature=1, seed=3))
+    made = PromptLookup().propose(list(b"abcab"), 2, context_start=0, sampler=sampler)
+    assert [guess.draft_probs.probability(guess.token_id) for guess in made] == [1.0, 1.0]
+    assert [guess.draft_probs.ids.tolist() for guess in made] == [[ord("c")], [ord("a")]]
+    assert sampler.uniform() == UniformStream(3).next()
+
+
+class CountedText(list):
+    """A text that counts how many of its tokens are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.looked += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self):
+        pytest.fail("the whole text was read")
+
+
+def test_a_token_more_costs_a_lookup_the_same_at_any_length():
+    lookup, text, looked = PromptLookup(), CountedText(), []
+    for token_id in np.random.default_rng(0).integers(0, 4, 2000).tolist():
+        text.append(token_id)
+        before = text.looked
+        guesses(lookup, text, 4)
+        looked.append(text.looked - before)
+    assert max(looked) <= 3 + 2 + 3 + 2 + 4  # two n-grams to learn, two to find, four guesses
+    assert max(looked[1000:]) <= max(looked[:1000])
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(2, 3), (3, 0), (0, 0)])
+def test_sizes_that_make_no_sense_are_refused(longest: int, shortest: int):
+    with pytest.raises(ValueError, match=f"1 <= shortest <= longest, got {shortest} and {longest}"):
+        PromptLookup(longest, shortest)
+
+
+def repeating(text: bytes) -> ScriptedModel:
+    return model(lambda held: one_hot(text[len(held) % len(text)], V), window=256)
+
+
+def test_text_that_repeats_itself_is_guessed_from_itself():
+    verse = b"and there was evening and there was morning, "
+    options = GenerationOptions(max_new_tokens=100)
+    prompt = verse + verse[:1]
+    result = repeating(verse).generate(prompt, options, GREEDY, draft="lookup", num_draft_tokens=4)
+    assert result.text.encode() == (3 * verse)[1:101]
+    assert result.speculation.draft_calls == 0
+    assert result.speculation.acceptance_rate > 0.75  # " and there was " goes on in two ways
+    assert result.speculation.tokens_per_target_call == 4
+
+
+def test_text_that_does_not_repeat_itself_costs_no_pass_more():
+    rule = murmur(4)
+    options = GenerationOptions(max_new_tokens=100)
+    plain = model(rule).generate(TEXT[:20], options, GREEDY)
+    result = model(rule).generate(TEXT[:20], options, GREEDY, draft="lookup")
+    assert (result.token_ids, result.logprobs) == (plain.token_ids, plain.logprobs)
+    assert result.speculation.target_calls <= 100
+
+
+def test_a_lookup_also_finds_what_the_targets_window_has_lost():
+    # The target sees eight tokens and writes what comes after the last one; the rest is known from the prompt alone.
+    order = list(itertools.chain(range(100, 140), range(100, 112)))
+    rule_of_order = dict(itertools.pairwise(order))
+    target = model(lambda held: one_hot(rule_of_order[held[-1]], V), window=8)
+    with pytest.warns(UserWarning, match="prompt is 52 tokens"):
+        stream = target.stream(order, GenerationOptions(max_new_tokens=20), GREEDY, draft="lookup", num_draft_tokens=2)
+    assert [step.token_id for step in stream] == list(range(112, 132))
+
+
+# Whose tokens are the same
+
+
+def small(vocab_size: int = V, **changes: object) -> ScriptedModel:
+    return model(RULE, vocab_size=vocab_size, **changes)
+
+
+def refused(target: ScriptedModel, draft: ScriptedModel) -> str:
+    with pytest.raises(DraftMismatch) as raised:
+        target.stream(b">", draft=draft)
+    assert target.scripted.calls == draft.scripted.calls == []
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("sizes", [(256, 257), (257, 256)])
+def test_a_draft_with_another_number_of_ids_with_text_is_refused_with_both(sizes: tuple[int, int]):
+    target, draft = (
+        small(size, tokenizer=byte_tokenizer(["the"] if size == 257 else []), sha256=str(size)) for size in sizes
+    )
+    message = refused(target, draft)
+    assert f"a vocabulary of {sizes[1]} ids with text, the target {sizes[0]}" in message
+    assert "must share the target's tokenizer" in message
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "named"),
+    [
+        (["one", "two"], ["two", "one"], "token id 256 is 'two' for the draft and 'one' for the target"),
+        (["a b", "c", "d e"], ["a b", "c", "d f"], "token id 258 is 'd f' for the draft and 'd e' for the target"),
+        (
+            [b"\xf0\x9f", b"\xe6\x97"],
+            [b"\xe6\x97", b"\xf0\x9f"],
+            r"token id 256 is b'\xe6\x97' for the draft and b'\xf0\x9f' for",
+        ),
+    ],
+)
+def test_a_draft_with_other_tokens_is_refused_naming_the_first(ours: list[str], theirs: list[str], named: str):
+    pair = [small(V + len(ours), tokenizer=byte_tokenizer(pieces), sha256=str(pieces)) for pieces in (ours, theirs)]
+    assert named in refused(*pair)
+
+
+def test_tokens_that_differ_in_their_space_alone_differ():
+    made = []
+    for words in (["▁the", "the"], ["the", "▁the"]):
+        inner = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="the"))
+        inner.decoder = decoders.Metaspace()
+        made.append(small(2, tokenizer=Tokenizer(inner), sha256=words[0]))
+    with pytest.raises(DraftMismatch, match="token id 0 is 'the' for the draft and ' the' for the target"):
+        made[0].stream([0], draft=made[1])
+
+
+def test_a_draft_with_the_same_tokens_that_cuts_text_in_another_way_is_refused():
+    assert "cuts text in another way" in refused(small(sha256="one"), small(sha256="two"))
+
+
+def padded(rule_id: int, vocab_size: int, n_with_text: int = 260) -> ScriptedModel:
+    """A model that likes its rows without text best, and then one id."""
+
+    def rule(held: tuple[int, ...]) -> np.ndarray:
+        row = np.array(murmur(rule_id, vocab_size)(held))
+        row[n_with_text:] = 50.0
+        return row
+
+    tokenizer = byte_tokenizer(["the", "and", "of ", " in"])
+    ranges = [(n_with_text, vocab_size)] if vocab_size > n_with_text else []
+    return model(rule, vocab_size=vocab_size, tokenizer=tokenizer, ids_without_text=ranges, window=32)
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingOptions(temperature=1.5, top_k=0, seed=1)], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize(("target_size", "draft_size"), [(304, 304), (320, 264), (264, 320), (260, 320), (320, 260)])
+def test_rows_without_text_may_differ_in_number_and_are_neither_proposed_nor_accepted(
+    target_size: int, draft_size: int, sampling: SamplingOptions
+):
+    options = GenerationOptions(max_new_tokens=60)
+    for rule_id in (1, 2):
+        target, draft = padded(1, target_size), padded(rule_id, draft_size)
+        result = target.generate(b">", options, sampling, draft=draft)
+        assert result.speculation.proposed > 40
+        for ran in (target, draft):
+            assert max(i for kind, ids in ran.scripted.calls if kind != "rollback" for i in ids) < 260
+        if sampling is GREEDY:
+            assert result.token_ids == padded(1, target_size).generate(b">", options, sampling).token_ids
+
+
+def test_an_id_without_text_in_the_prompt_is_not_accepted_where_the_text_repeats():
+    # The prompt holds it, so that a lookup proposes it; the target gives it no probability.
+    target = padded(1, 264)
+    prompt = [*b"ab", 262, *b"ab"]
+    assert guesses(PromptLookup(), prompt, 1) == [262]
+    for seed in range(20):
+        sampling = SamplingOptions(temperature=2, top_k=0, seed=seed)
+        result = target.generate(prompt, GenerationOptions(max_new_tokens=4), sampling, draft="lookup")
+        assert max(result.token_ids) < 260
+
+
+def test_certain_guesses_are_all_on_their_token():
+    guess = certain(5)
+    assert (guess.token_id, guess.draft_probs.ids.tolist(), guess.draft_probs.probs.tolist()) == (5, [5], [1.0])
