@@ -1,18 +1,27 @@
 """`infer generate`: text from a bundle, as it is drawn."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from infer.cli.console import UsageError, checked_options, read_text
+from infer.cli.drafts import (
+    DraftChoice,
+    DraftModelOption,
+    DraftPrecisionOption,
+    NumDraftTokensOption,
+    chosen_draft,
+    load_draft,
+)
 from infer.cli.samples import JsonOutput, TextOutput, write_samples
 
 if TYPE_CHECKING:
-    from infer.runtime.generate import GenerationOptions, Overflow
+    from infer.runtime.generate import Overflow
     from infer.runtime.model import LanguageModel
     from infer.runtime.sampling import SamplingOptions
     from infer.runtime.stream import GenerationStream
@@ -23,6 +32,7 @@ EXAMPLE = """\b
 Examples:
   infer generate artifacts/student 'In the beginning' -n 200 --seed 7
   infer generate artifacts/student --greedy --stop '.' -- '- a prompt that begins with a dash'
+  infer generate artifacts/student 'In the beginning' --draft-model self --num-draft-tokens auto
   cat prompt.txt | infer generate artifacts/student --json
 """
 
@@ -94,6 +104,9 @@ def generate(
     precision: _Precision = "auto",
     threads: _Threads = None,
     overflow: _Overflow = "shift",
+    draft_model: DraftModelOption = None,
+    draft_precision: DraftPrecisionOption = None,
+    num_draft_tokens: NumDraftTokensOption = None,
     echo: _Echo = True,
     quiet: _Quiet = False,
     no_stream: _NoStream = False,
@@ -105,6 +118,7 @@ def generate(
     """
     text = _read_prompt(prompt, prompt_file)
     chosen = _chosen_temperature(temperature, greedy)
+    choice = chosen_draft(draft_model, draft_precision, num_draft_tokens)
     from infer.runtime.generate import GenerationOptions
     from infer.runtime.model import LanguageModel
     from infer.runtime.sampling import SamplingOptions
@@ -117,7 +131,8 @@ def generate(
             temperature=chosen, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed
         )
     model = LanguageModel.load(bundle, precision, threads)
-    streams = _streams(model, _prompt_ids(model, text), options, sampling, num_samples)
+    stream = partial(model.stream, _prompt_ids(model, text), options, **_drafting(choice, model))
+    streams = _streams(stream, sampling, num_samples)
     if as_json:
         write_samples(streams, JsonOutput(text or ""))
     else:
@@ -168,15 +183,18 @@ def _prompt_ids(model: "LanguageModel", text: str | None) -> list[int]:
     return [ends[0]]
 
 
+def _drafting(choice: DraftChoice | None, model: "LanguageModel") -> dict[str, Any]:
+    """Returns what `LanguageModel.stream` takes for a draft."""
+    if choice is None:
+        return {}
+    return {"draft": load_draft(choice, {model.precision: model}), "num_draft_tokens": choice.num_draft_tokens}
+
+
 def _streams(
-    model: "LanguageModel",
-    ids: list[int],
-    options: "GenerationOptions",
-    sampling: "SamplingOptions",
-    samples: int,
+    stream: "Callable[[SamplingOptions], GenerationStream]", sampling: "SamplingOptions", samples: int
 ) -> "Iterator[GenerationStream]":
     """Yields the samples, to be consumed one after the other; their seeds count up from the first one's."""
     for _ in range(samples):
-        stream = model.stream(ids, options, sampling)
-        yield stream
-        sampling = replace(sampling, seed=(stream.result().seed + 1) % 2**64)
+        sample = stream(sampling)
+        yield sample
+        sampling = replace(sampling, seed=(sample.result().seed + 1) % 2**64)

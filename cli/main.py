@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from infer.cli import export, generate, info, parity
+from infer.cli import bench, cache, export, generate, info, parity, perplexity
 from infer.cli.console import UsageError, close_output, open_streams, print_message, warnings_in_one_line
 from infer.runtime.errors import InferError
 
@@ -21,7 +21,10 @@ app = typer.Typer(
 app.command(epilog=export.EXAMPLE)(export.export)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
 app.command(epilog=parity.EXAMPLE)(parity.parity)
+app.command(epilog=perplexity.EXAMPLE)(perplexity.perplexity)
+app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=info.EXAMPLE)(info.info)
+app.command(epilog=cache.EXAMPLE)(cache.cache)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,14 +3,17 @@
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from infer.cli.console import print_json
+from infer.cli.drafts import speculation_document
 
 if TYPE_CHECKING:
     from infer.runtime.stream import Generation, GenerationStream
+
+_LEAST_ACCEPTANCE = 0.1  # below, the summary says that the draft did not help
 
 
 def write_samples(streams: "Iterable[GenerationStream]", output: "TextOutput | JsonOutput") -> None:
@@ -84,9 +87,16 @@ class JsonOutput:
 
     def finish(self, results: Sequence["Generation"]) -> None:
         """Prints the object."""
-        names = ("text", "token_ids", "logprobs", "finish_reason", "seed")
-        samples = [{name: getattr(result, name) for name in names} for result in results]
+        samples = [_document(result) for result in results]
         print_json({"prompt": self._prompt, "samples": samples, "timings": _timings(results)})
+
+
+def _document(result: "Generation") -> dict[str, Any]:
+    names = ("text", "token_ids", "logprobs", "finish_reason", "seed")
+    sample = {name: getattr(result, name) for name in names}
+    if result.speculation is not None:
+        sample["speculation"] = speculation_document(result.speculation)
+    return sample
 
 
 def _timings(results: Sequence["Generation"]) -> dict[str, float]:
@@ -118,7 +128,23 @@ def _summary(results: Sequence["Generation"]) -> str:
     return (
         f"{seeds}, prompt {sums['prompt_tokens']} tokens{_speed(sums['prefill_tokens_per_s'])}, "
         f"{sums['new_tokens']} new tokens{_speed(sums['decode_tokens_per_s'])}, "
-        f"first token after {1000 * sums['first_token_s']:.1f} ms ({last.finish_reason or 'interrupted'})"
+        f"first token after {1000 * sums['first_token_s']:.1f} ms{_speculation(results)} "
+        f"({last.finish_reason or 'interrupted'})"
+    )
+
+
+def _speculation(results: Sequence["Generation"]) -> str:
+    """Returns what the draft did in all samples together; nothing without one."""
+    stats = [result.speculation for result in results if result.speculation is not None]
+    if not stats:
+        return ""
+    total = sum(stats[1:], stats[0])
+    if not total.proposed:
+        return ", the draft did not help: it made no guess"
+    helped = "" if total.acceptance_rate >= _LEAST_ACCEPTANCE else "the draft did not help: "
+    return (
+        f", {helped}{total.acceptance_rate:.0%} of {total.proposed} guesses kept, "
+        f"{total.tokens_per_target_call:.2f} tokens per target pass"
     )
 
 

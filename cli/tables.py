@@ -2,17 +2,25 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from infer.runtime.manifest import Manifest
 
+if TYPE_CHECKING:
+    from infer.runtime.bench import BenchResult
+    from infer.runtime.perplexity import Perplexity
+    from infer.runtime.prepacked import CacheEntry
+
 _PIPED_WIDTH = 200  # columns where there is no terminal: nothing is cut or wrapped
+_MANY = 1_000_000  # from here on, decimals say nothing
+_PATIENCE_S = 1.0  # what is done sooner shows no bar
 
 _FIGURES = {
     "rows": ("rows compared", "{:d}"),
@@ -70,6 +78,28 @@ def stages() -> Iterator[Callable[[str], None]]:
         finish()
 
 
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a call that takes the work done and its total: a bar on standard error, at terminals, once it lasts."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn()
+    bar, start_s = Progress(*columns, console=console, transient=True), time.monotonic()
+    task = bar.add_task(what, total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        if not bar.live.is_started and done < total and time.monotonic() - start_s >= _PATIENCE_S:
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
 def size(n_bytes: int) -> str:
     """Returns a number of bytes for people.
 
@@ -123,6 +153,52 @@ def _formatted(form: str, value: Any) -> str:
         return form.format(value)
     except (ValueError, TypeError):  # a manifest that was edited
         return str(value)
+
+
+def perplexity_table(figures: "Mapping[str, Perplexity]") -> Table:
+    """Returns losses and perplexities with their standard errors, one row a precision."""
+    table = Table("precision")
+    for column in ("tokens", "loss (nats)", "perplexity"):
+        table.add_column(column, justify="right")
+    for precision, measured in figures.items():
+        form = "{:.3f}" if measured.perplexity < _MANY else "{:.4g}"
+        loss = _with_error("{:.4f}", measured.loss, measured.loss_standard_error)
+        table.add_row(
+            Text(precision), str(measured.tokens), loss, _with_error(form, measured.perplexity, measured.standard_error)
+        )
+    return table
+
+
+def _with_error(form: str, value: float, error: float) -> str:
+    return " ± ".join(form.format(number) for number in (value, error) if not math.isnan(number))
+
+
+def bench_table(result: "BenchResult") -> Table:
+    """Returns speeds, one row a kind of work; what a draft did stands beside its rows."""
+    drafts = any(row.draft is not None for row in result.rows)
+    table = Table("row", "precision", *(["draft"] if drafts else []))
+    columns = ["tokens/s", *(["guesses kept", "tokens per target pass", "speed-up"] if drafts else [])]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in result.rows:
+        speed = _with_error("{:.1f}", row.tokens_per_s, row.sd)
+        cells = [row.name, row.precision, *([row.draft or "-"] if drafts else []), speed]
+        if row.speculation is not None:
+            stats = row.speculation
+            kept = f"{stats.acceptance_rate:.0%}" if stats.proposed else "no guess"
+            cells += [kept, f"{stats.tokens_per_target_call:.2f}", f"{result.speed_up(row):.2f}"]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def cache_table(found: "Sequence[CacheEntry]") -> Table:
+    """Returns the entries of the device's cache: what of, and their sizes."""
+    table = Table("made of", "precision")
+    table.add_column("size", justify="right")
+    table.add_column("folder")
+    for entry in found:
+        table.add_row(Text(entry.source), Text(entry.precision), size(entry.size_bytes), Text(entry.folder.name))
+    return table
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:

@@ -76,12 +76,10 @@ def _put_in_place(staging: Path, output: Path) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         output.rename(aside / "old")
-        try:
-            staging.rename(output)
-        except OSError:
-            (aside / "old").rename(output)
-            raise
+        staging.rename(output)
     finally:
+        if not output.exists():  # failed or interrupted between the two
+            (aside / "old").rename(output)
         shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -111,7 +111,7 @@ def operators_of(model: ir.Model) -> set[str]:
 
 def _example(cache: CacheShape, settings: ModelSettings) -> tuple[object, ...]:
     """Inputs to trace with: sizes above 1 and all different, so that no axis is taken for a constant or for another."""
-    batch, tokens, slots = 2, 3, max(5, settings.window)
+    batch, tokens, slots = 2, 3, 5
     empty = torch.zeros(1).expand(batch, cache.n_kv_head, slots, cache.head_size)
     ids = torch.zeros(batch, tokens, dtype=torch.int64)
     return (

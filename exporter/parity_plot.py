@@ -1,12 +1,19 @@
 """A picture of where a bundle is off: the error by position, a line a precision."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from infer.exporter.parity import PrecisionReport
 from infer.runtime.errors import ExportError
+
+
+def check_matplotlib() -> None:
+    """Raises ExportError when pictures cannot be drawn; to be asked before a long comparison."""
+    if find_spec("matplotlib") is None:
+        raise ExportError("--plot needs matplotlib: pip install 'onnx-infer[plot]'")
 
 
 def plot_errors(reports: Sequence[PrecisionReport], path: Path) -> None:
@@ -19,10 +26,9 @@ def plot_errors(reports: Sequence[PrecisionReport], path: Path) -> None:
     Raises:
         ExportError: matplotlib is missing, or the picture cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ExportError("--plot needs matplotlib: pip install 'onnx-infer[plot]'") from error
+    check_matplotlib()
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

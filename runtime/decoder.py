@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from infer.runtime.cache import KVCache
 from infer.runtime.errors import BundleError, PromptError
 from infer.runtime.manifest import Manifest
-from infer.runtime.session import Session
+from infer.runtime.session import Graph, Session
 
 Logits = NDArray[np.float32]
 
@@ -48,9 +48,7 @@ class Decoder(Protocol):
 class _BoundStep:
     """One graph bound for B rows of T tokens on a cache: write the arrays, run, read the logits in place."""
 
-    def __init__(
-        self, session: Session, cache: KVCache, ids_shape: tuple[int, int], logits_shape: tuple[int, int, int]
-    ):
+    def __init__(self, session: Graph, cache: KVCache, ids_shape: tuple[int, int], logits_shape: tuple[int, int, int]):
         batch, tokens = ids_shape
         self.ids = np.zeros(ids_shape, np.int64)
         self.seqlens_k = np.zeros(batch, np.int32)
@@ -84,7 +82,7 @@ class _BoundStep:
 class OnnxDecoder:
     """A bundle's two graphs over one cache, for one text at a time."""
 
-    def __init__(self, manifest: Manifest, prefill: Session, decode: Session):
+    def __init__(self, manifest: Manifest, prefill: Graph, decode: Graph):
         """Allocates the cache of a text; the sessions may be shared with other decoders."""
         self._manifest, self._prefill, self._decode = manifest, prefill, decode
         self.window, self.vocab_size = manifest.window, manifest.vocab_size

@@ -3,13 +3,17 @@
 The decision is a pure function of costs and acceptance, so that it can be tested without a clock.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 MOST_DRAFT_TOKENS = 16
 _MEMORY = 0.9  # of a running mean: how much of the old value stays
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256  # passes without guesses before guessing is tried again
+_TRIES = 2  # passes with guesses then: the first also feeds the draft what it has missed, only the next tells its cost
 
 
 class DraftLength(Protocol):
@@ -57,38 +61,45 @@ class Costs:
     target_s: Mapping[int, float]
     draft_token_s: float
 
+    @cached_property
+    def _points(self) -> list[tuple[int, float]]:
+        """Rows and seconds, ascending: a pass that seemed dearer than one of more rows was its first, or disturbed."""
+        points, least = [], math.inf
+        for rows in sorted(self.target_s, reverse=True):
+            least = min(least, self.target_s[rows])
+            points.append((rows, least))
+        return points[::-1]
+
     def target_pass_s(self, rows: int) -> float:
-        """Returns the cost of a pass of `rows`: as measured, or on the line through the two nearest measured ones."""
-        known = sorted(self.target_s)
-        if rows in self.target_s or len(known) == 1:
-            return self.target_s.get(rows, self.target_s[known[0]])
-        above = next((i for i, n in enumerate(known) if n > rows), len(known) - 1)
-        low, high = known[max(0, above - 1)], known[max(1, above)]
-        slope = (self.target_s[high] - self.target_s[low]) / (high - low)
-        return max(self.target_s[low] + slope * (rows - low), 0.0)
-
-
-def expected_tokens(acceptance: float, count: int) -> float:
-    """Returns the mean number of tokens of a pass with `count` guesses, each kept with probability `acceptance`.
-
-    Source: Leviathan et al., equation 1.
-    """
-    return sum(acceptance**i for i in range(count + 1))
+        """Returns the cost of a pass of `rows`, on the line through the two nearest measured ones."""
+        points = self._points
+        if len(points) == 1:
+            return points[0][1]
+        above = min(max(bisect_left(points, (rows,)), 1), len(points) - 1)
+        (low, low_s), (high, high_s) = points[above - 1], points[above]
+        return max(low_s + (high_s - low_s) / (high - low) * (rows - low), 0.0)
 
 
 def best_draft_tokens(costs: Costs, acceptance: float) -> int:
     """Returns the number of guesses, 0 to MOST_DRAFT_TOKENS, with the most expected tokens per second.
 
+    A pass with n guesses, each of which is kept with probability a, gives 1 + a + ... + aⁿ tokens on average.
+
     Args:
         costs: of passes and guesses.
         acceptance: probability that a guess is kept, in [0, 1].
+
+    Source:
+        Leviathan et al., equation 1.
     """
-
-    def tokens_per_s(count: int) -> float:
+    best, most_per_s, tokens, kept_all = 0, 0.0, 0.0, 1.0
+    for count in range(MOST_DRAFT_TOKENS + 1):
+        tokens += kept_all
+        kept_all *= acceptance
         seconds = costs.target_pass_s(count + 1) + count * costs.draft_token_s
-        return expected_tokens(acceptance, count) / max(seconds, 1e-9)
-
-    return max(range(MOST_DRAFT_TOKENS + 1), key=lambda count: (tokens_per_s(count), -count))
+        if tokens > most_per_s * max(seconds, 1e-9):
+            best, most_per_s = count, tokens / max(seconds, 1e-9)
+    return best
 
 
 @dataclass
@@ -104,33 +115,48 @@ class AutoLength:
     target_s: dict[int, float] = field(default_factory=dict)
     draft_token_s: float | None = None
     acceptance: float = 0.7
+    _tries: int = _TRIES
     _pause: int = _FIRST_PAUSE
     _waited: int = 0
+    _is_behind: bool = True  # the draft has not read the prompt, or what came without guesses
+    _all_kept: bool = True
 
     def next(self) -> int:
-        """Returns how many tokens to guess now: first one pass of each kind to time it, then what pays."""
-        if self.draft_token_s is None:
-            return 2
+        """Returns how many tokens to guess now: none and a few to time both, then what pays."""
         if 1 not in self.target_s:
             return 0
+        if self.draft_token_s is None:
+            return 2
         best = best_draft_tokens(Costs(self.target_s, self.draft_token_s), self.acceptance)
-        if best == 0 and self._waited >= self._pause:
-            return 1
-        return best
+        return max(best, min(self._tries, 1))
 
     def record(self, guessed: int, accepted: int, *, target_s: float, draft_s: float) -> None:
         """Takes what a pass did: guesses made and kept, seconds in target and draft."""
         rows = guessed + 1
         self.target_s[rows] = _running_cost(self.target_s.get(rows), target_s)
         if guessed == 0:
+            self._is_behind = True
             self._waited += 1
+            if self._waited >= self._pause:
+                self._tries = _TRIES
             return
-        self.draft_token_s = _running_cost(self.draft_token_s, draft_s / guessed)
+        cost = draft_s / guessed
+        if self.draft_token_s is None or cost < self.draft_token_s or not self._is_behind:
+            self.draft_token_s = _running_cost(self.draft_token_s, cost)
         for i in range(min(accepted + 1, guessed)):
             self.acceptance = _running(self.acceptance, float(i < accepted))
-        if self._waited >= self._pause:
-            self._pause = _FIRST_PAUSE if accepted else min(2 * self._pause, _LONGEST_PAUSE)
-        self._waited = 0
+        self._is_behind, self._waited = False, 0
+        self._end_try(accepted == guessed)
+
+    def _end_try(self, all_kept: bool) -> None:
+        """Counts a pass with guesses: after the last one of a try that went wrong, the next pause is longer."""
+        if self._tries == 0:
+            return
+        self._tries -= 1
+        self._all_kept = self._all_kept and all_kept
+        if self._tries == 0:
+            self._pause = _FIRST_PAUSE if self._all_kept else min(2 * self._pause, _LONGEST_PAUSE)
+            self._all_kept = True
 
 
 def _running(mean: float | None, value: float) -> float:

@@ -142,10 +142,11 @@ def check_draft(target: tuple[Manifest, Tokenizer], draft: tuple[Manifest, Token
     if files[0][0] == files[1][0]:
         return
     for token_id in range(max(target_manifest.vocab_size, draft_manifest.vocab_size)):
-        pieces = [tokenizer.decode([token_id]) for tokenizer in (target_tokenizer, draft_tokenizer)]
+        # After another token, since some tokenizers leave the space of a text's first one out.
+        pieces = [tokenizer.added_bytes(token_id, token_id) for tokenizer in (target_tokenizer, draft_tokenizer)]
         if pieces[0] != pieces[1]:
             raise DraftMismatch(
-                f"token id {token_id} is {pieces[1]!r} for the draft and {pieces[0]!r} for the target; "
+                f"token id {token_id} is {_spelled(pieces[1])} for the draft and {_spelled(pieces[0])} for the target; "
                 "a draft must share the target's tokenizer"
             )
     raise DraftMismatch(
@@ -156,3 +157,13 @@ def check_draft(target: tuple[Manifest, Tokenizer], draft: tuple[Manifest, Token
 
 def _ids_with_text(manifest: Manifest) -> int:
     return manifest.vocab_size - sum(stop - start for start, stop in manifest.tokenizer.ids_without_text)
+
+
+def _spelled(piece: bytes | None) -> str:
+    """Returns a token's text for a message, its bytes where they are a part of a character."""
+    if piece is None:
+        return "nothing"
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return repr(piece)

@@ -19,7 +19,7 @@ from infer.runtime.manifest import Manifest, read_manifest
 from infer.runtime.prepacked import cache_folder
 from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import SamplingOptions
-from infer.runtime.session import Session, allowed_cpus, check_onnxruntime, use_threads
+from infer.runtime.session import Graph, allowed_cpus, check_onnxruntime, use_threads
 from infer.runtime.speculative import Draft, SpeculativeSource
 from infer.runtime.stream import Generation, GenerationStream
 from infer.runtime.text import TextStream, Tokenizer
@@ -43,7 +43,7 @@ class LanguageModel:
     """
 
     def __init__(
-        self, manifest: Manifest, precision: str, threads: int, tokenizer: Tokenizer, sessions: tuple[Session, Session]
+        self, manifest: Manifest, precision: str, threads: int, tokenizer: Tokenizer, sessions: tuple[Graph, Graph]
     ):
         """Takes the parts; use `load`."""
         self.manifest, self.precision, self.threads, self.tokenizer = manifest, precision, threads, tokenizer

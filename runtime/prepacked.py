@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,8 @@ LOCATION_VARIABLE = "INFER_CACHE_DIR"  # another place for the cache; empty swit
 
 _RECORD, _DATA, _SCRATCH = "record.json", "prepacked.bin", "optimised.onnx"
 _GRAPHS = ("prefill.onnx", "decode.onnx")
+_MAKING = ".making-"
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{32}}|{re.escape(_MAKING)}.+")
 
 
 def cache_folder() -> Path | None:
@@ -100,18 +103,33 @@ class CacheEntry:
 
 
 def entries() -> Iterator[CacheEntry]:
-    """Yields what is in the cache, whole or not."""
+    """Yields what is in the cache, whole or not; what else lies in its folder is none of it."""
     root = cache_folder()
     if root is None or not root.is_dir():
         return
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+    for folder in sorted(root.iterdir()):
+        if not _ENTRY_NAME.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+            continue
         try:
             record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
             source, precision = str(record["source"]), str(record["precision"])
         except (OSError, ValueError, KeyError, TypeError):
             source, precision = "incomplete", "-"
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        yield CacheEntry(folder, source, precision, size)
+        yield CacheEntry(folder, source, precision, sum(_size(path) for path in _files(folder)))
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # another process has just finished or removed it
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def clear() -> int:
@@ -160,7 +178,7 @@ def _make(entry: Path, manifest: Manifest, precision: str, variant: Variant) -> 
     entry.parent.mkdir(parents=True, exist_ok=True)
     if entry.exists():
         shutil.rmtree(entry)  # stale or damaged
-    staging = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
+    staging = Path(tempfile.mkdtemp(prefix=_MAKING, dir=entry.parent))
     try:
         save_prepacked(manifest.path(variant.decode), staging / _SCRATCH, _DATA)
         packed = initializers((staging / _SCRATCH).read_bytes())

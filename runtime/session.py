@@ -5,7 +5,9 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which else writes into the user's cache
 
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -71,6 +73,17 @@ def check_onnxruntime(minimum: str) -> None:
             f"the bundle needs onnxruntime {minimum} or newer, {ort.__version__} is installed; "
             f"pip install 'onnxruntime>={minimum}'"
         )
+
+
+class Graph(Protocol):
+    """What a decoder asks of a loaded graph."""
+
+    @property
+    def input_names(self) -> frozenset[str]:
+        """Names of the graph's inputs."""
+
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """Returns a call that runs the graph on these very arrays, see `Session.bind`."""
 
 
 class Session:

@@ -9,7 +9,7 @@ Source: Leviathan et al., "Fast Inference from Transformers via Speculative Deco
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,6 +68,9 @@ class SpeculationStats:
     draft_s: float = 0.0
     target_s: float = 0.0
     sampling_s: float = 0.0
+
+    def __add__(self, other: "SpeculationStats") -> "SpeculationStats":
+        return SpeculationStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def acceptance_rate(self) -> float:

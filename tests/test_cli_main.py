@@ -16,7 +16,9 @@ def test_version_is_that_of_the_installed_distribution():
     assert (run.code, run.out, run.err) == (0, f"infer {metadata.version('onnx-infer')}\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["export"], ["generate"], ["parity"], ["info"]])
+@pytest.mark.parametrize(
+    "command", [[], ["export"], ["generate"], ["parity"], ["perplexity"], ["bench"], ["info"], ["cache"]]
+)
 def test_help_is_plain_text_and_ends_with_an_example(command):
     run = infer(*command, "--help")
     assert (run.code, run.err) == (0, "")

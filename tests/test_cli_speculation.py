@@ -105,7 +105,7 @@ def test_samples_with_a_draft_take_the_seeds_that_follow_one_another(bundle):
 
 def test_the_summary_tells_acceptance_and_tokens_per_target_pass_of_all_samples_together(bundle):
     flags = (bundle, PROMPT, *GREEDY, "--seed", "7", "--draft-model", "self")
-    (*_, stats) = (sample_of(*flags)["speculation"],)
+    stats = sample_of(*flags)["speculation"]
     kept, rate = f"{stats['acceptance_rate']:.0%}", f"{stats['tokens_per_target_call']:.2f}"
     for samples, seeds in ((1, "seed 7"), (2, "seeds 7 to 8")):
         run = infer("generate", *flags, "--num-samples", samples)
