@@ -1,4 +1,4 @@
-"""Pairs of scripted models, one of which guesses for the other, and what was fed to each."""
+"""Pairs of models, one of which guesses for the other, and what was fed to each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -8,11 +8,13 @@ from scripted import Rule, ScriptedDecoder, ScriptedModel, byte_tokenizer
 
 from infer.runtime.draft_length import FixedLength
 from infer.runtime.drafts import ModelDraft
-from infer.runtime.generate import Overflow
+from infer.runtime.generate import Overflow, advance
 from infer.runtime.manifest import FileEntry
+from infer.runtime.model import LanguageModel
 from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import SamplingOptions
 from infer.runtime.speculative import Draft, Guess, SpeculativeSource
+from infer.runtime.stream import Generation
 from infer.runtime.text import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)
@@ -106,3 +108,25 @@ class FixedGuesses:
         for _ in range(count):
             guesses.append(self._guess([*text, *(guess.token_id for guess in guesses)]))
         return guesses
+
+
+def assert_same_text(model: LanguageModel, prompt: Sequence[int], plain: Generation, guessed: Generation) -> None:
+    """Asserts that two greedy texts are the same but for a near-tie, which is printed.
+
+    The kernels round differently for one row and for several. In float32 that is a share of 1e-6 of the logits; an int8
+    model rounds what it multiplies to 8 bits as well, where a difference of 1e-6 can become one of a whole step.
+    """
+    noise = 1e-4 if model.precision == "fp32" else 1e-2
+    at = next((n for n, (a, b) in enumerate(zip(plain.token_ids, guessed.token_ids, strict=True)) if a != b), None)
+    alike = len(plain.token_ids) if at is None else at
+    assert np.abs(np.subtract(plain.logprobs[:alike], guessed.logprobs[:alike])).max(initial=0) < 20 * noise
+    if at is None:
+        return
+    decoder, text = model.decoder(), list(prompt)
+    row = decoder.prefill(text[-decoder.window :])
+    for token_id in plain.token_ids[:at]:
+        text.append(token_id)
+        row = advance(decoder, text, overflow="shift")
+    gap = float(row[plain.token_ids[at]] - row[guessed.token_ids[at]]) / float(np.abs(row).max())
+    print(f"{model.manifest.folder.name} {model.precision}: first difference at {at}, {gap:.1e} of the largest logit")
+    assert 0 <= gap < noise

@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ CHECKPOINTS = Path(__file__).parent.parent / "artifacts" / "checkpoints"
 
 _EXPORT = """
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from infer.exporter.export import ExportOptions, export
 
@@ -27,8 +29,8 @@ for checkpoint, output, precisions in zip(sys.argv[1::3], sys.argv[2::3], sys.ar
 def exported(base: Path) -> Path:
     """A folder with bundles of trained checkpoints, made once for a `base` folder; not to be changed.
 
-    `here/tiny-modern` (fp32 and int8) and `here/tiny-classic` (fp32) are of the shipped files. `there/far/away` is of a
-    copy of tiny-modern.pt with the same weights in another order, made by another process in another folder.
+    `here/tiny-modern` (fp32 and int8) and `here/tiny-classic` (fp32) are of the shipped files. `there/far/away` (int8)
+    is of a copy of tiny-modern.pt with its weights in another order, made by another process in another folder.
     """
     folder = base / "trained"
     (folder / "here").mkdir(parents=True)
@@ -39,7 +41,7 @@ def exported(base: Path) -> Path:
         *(CHECKPOINTS / "tiny-modern.pt", folder / "here" / "tiny-modern", "fp32,int8"),
         *(CHECKPOINTS / "tiny-classic.pt", folder / "here" / "tiny-classic", "fp32"),
     ]
-    there = [Path("..") / copy.name, Path("..") / "far" / "away", "fp32,int8"]
+    there = [Path("..") / copy.name, Path("..") / "far" / "away", "int8"]
     processes = [
         _start(here, cwd=folder / "here", hash_seed="1"),
         _start(there, cwd=folder / "there" / "elsewhere", hash_seed="2"),
@@ -66,3 +68,8 @@ def reorder(source: Path, target: Path) -> None:
         file = torch.load(source, weights_only=True)
     file["model_state_dict"] = dict(reversed(file["model_state_dict"].items()))
     torch.save(file, target)
+
+
+def contents(folder: Path) -> Mapping[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -19,6 +19,7 @@ from infer.exporter.graphs import CacheShape, serialize, trace, weights_of
 from infer.exporter.settings import ModelSettings
 from infer.exporter.weight_file import write_weights
 from infer.exporter.weight_formats import FORMATS, WeightFormat, WeightOptions
+from infer.runtime.session import use_threads
 
 Rows = NDArray[np.float32]
 PROGRAMS = ("prefill", "decode")
@@ -156,12 +157,15 @@ class EagerRunner:
         return rows
 
 
-def session_of(path: Path) -> ort.InferenceSession:
-    """A session of one thread that says nothing."""
+def session_of(graph: Path | bytes) -> ort.InferenceSession:
+    """A session of the process's one thread pool, which ONNX Runtime wants of all sessions or of none."""
+    use_threads(1, explicit=False)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.use_per_session_threads = False
     options.log_severity_level = 4
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        graph if isinstance(graph, bytes) else str(graph), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def relative_error(got: Rows, want: Rows) -> float:

@@ -57,9 +57,7 @@ def test_each_setting_matters_beyond_the_tolerance(name: str, changed: dict[str,
 )
 def test_heads_are_padded_to_the_next_size_that_the_fused_attention_takes(size: int, positions: str, padded: int):
     arch = "modern" if positions == "rotary" else "classic"
-    settings = random_model(
-        {"arch": arch, "n_embed": 4 * size, "vocab_size": 9, "n_blocks": 1, "rope_dim": 2}
-    ).checkpoint
+    settings = random_model({"arch": arch, "n_embed": 4 * size, "vocab_size": 9, "n_blocks": 1}).checkpoint
     assert HeadPadding.of(settings.settings).padded == padded
 
 

@@ -98,6 +98,14 @@ def test_a_replacement_that_equals_the_next_guess_by_chance_is_no_confusion():
     assert guesses(draft, text, 2) == guesses(ModelDraft(decoder(), V), text, 2)
 
 
+def test_a_text_that_ends_in_guesses_that_were_fed_has_its_last_token_fed_again():
+    ran = decoder()
+    draft = ModelDraft(ran, V)
+    text = [*TEXT, *guesses(draft, TEXT, 4)[:2]]
+    assert guesses(draft, text, 2) == guesses(ModelDraft(decoder(), V), text, 2)
+    assert fed(ran)[4:] == [("decode", 1), ("decode", 1)]
+
+
 def test_a_draft_starts_again_from_the_targets_first_token_when_that_has_moved():
     ran = decoder()
     draft = ModelDraft(ran, V)
@@ -126,11 +134,12 @@ def test_a_draft_with_a_small_window_guesses_no_more_than_fit():
 
 def test_a_draft_is_not_restarted_before_its_window_is_full():
     ran = decoder(16)
-    draft, text = ModelDraft(ran, V), TEXT[:10]
-    while len(text) + 2 <= 16:  # the text and the first of two guesses fit
+    draft, text = ModelDraft(ran, V), TEXT[:11]
+    while len(text) + 1 <= 16:  # the text and the first of two guesses fit
         text += [*guesses(draft, text, 2)[:1], 0]
+    assert len(text) == 17
     assert [kind for kind, _ in fed(ran)].count("prefill") == 1
-    guesses(draft, [*text, 1, 2], 2)
+    guesses(draft, text, 2)
     assert [kind for kind, _ in fed(ran)].count("prefill") == 2
 
 

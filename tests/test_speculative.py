@@ -1,5 +1,6 @@
 """Greedy speculation is greedy decoding, whatever the draft says; and every token is computed once."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from scripted import Rule, ScriptedDecoder, ScriptedModel, one_hot
 
 from infer.runtime.drafts import ModelDraft, certain
 from infer.runtime.errors import ContextFull, NonFiniteLogits
-from infer.runtime.generate import GenerationOptions, Step
+from infer.runtime.generate import GenerationOptions, Overflow, Step, draw_tokens
 from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import SamplingOptions
 from infer.runtime.speculative import Guess, SpeculationStats
@@ -131,6 +132,19 @@ def test_overflow_error_does_not_mind_a_text_that_just_fits():
         assert without_source(list(guessed)) == without_source(list(plain))
 
 
+@pytest.mark.parametrize("overflow", ["shift", "stop"])
+@pytest.mark.parametrize("length", [1, 7, 8, 16])
+def test_a_source_of_tokens_ends_and_cuts_the_prompt_like_the_plain_one(length: int, overflow: Overflow):
+    plain = draw_tokens(
+        ScriptedDecoder(TARGET, window=8, vocab_size=256), PROMPT[:length], Sampler(GREEDY), overflow=overflow
+    )
+    decoders = [ScriptedDecoder(TARGET, window=8, vocab_size=256) for _ in range(2)]
+    guessed = list(source(*decoders, overflow=overflow).tokens(PROMPT[:length], 40))
+    assert [token._replace(from_draft=False) for token in guessed] == list(itertools.islice(plain, 40))
+    assert [token.is_last for token in guessed[:-1]] == [False] * (len(guessed) - 1)
+    assert guessed[-1].is_last == (overflow == "stop")
+
+
 def test_a_repetition_penalty_counts_accepted_guesses():
     # The likeliest ids come one after the other, each until it has been said; unpunished, the first would come always.
     row = np.array([2.0, 1.9, 1.8, 1.7, 1.6, 1.5])
@@ -214,6 +228,9 @@ def test_a_draft_that_is_the_target_is_always_right_across_overflows_too(count: 
     options = GenerationOptions(max_new_tokens=200)
     stats = target.generate(PROMPT, options, GREEDY, draft=draft, num_draft_tokens=count).speculation
     assert stats.acceptance_rate == 1.0
+    # Both start again together, and read the text only then.
+    prefills = [[kind for kind, _ in ran.scripted.calls].count("prefill") for ran in (target, draft)]
+    assert prefills[1] <= prefills[0] == 2 + (200 - 10) // 13
 
 
 # What is fed, and what the caches hold

@@ -64,7 +64,17 @@ def test_a_bundle_works_in_another_folder_and_is_not_written_to(bundle: Path, tm
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["generate", "--help"], ["generate", "BUNDLE", "In the", "-n", "9", "-q"], ["info", "BUNDLE"]]
+    "args",
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["generate", "BUNDLE", "In the", "-n", "9", "-q"],
+        ["generate", "BUNDLE", "In the", "-n", "9", "-q", "--draft-model", "self"],
+        ["bench", "BUNDLE", "--prompt-tokens", "4", "--new-tokens", "4", "--repeats", "1"],
+        ["perplexity", "BUNDLE", "--text", str(Path(__file__)), "--max-tokens", "50"],
+        ["info", "BUNDLE"],
+        ["cache"],
+    ],
 )
 def test_the_command_works_without_torch_and_onnx_network_and_home(args: list[str], bundle: Path, tmp_path: Path):
     program = f"{GUARD}\nfrom infer.cli.main import run\nsys.exit(run())"
