@@ -43,6 +43,19 @@ def spoilt(rule: Rule, is_wrong: Callable[[int], bool]) -> Rule:
     return spoils
 
 
+TARGET = murmur(1)
+PROMPT = list(b"In the beginning")
+DRAFTS: dict[str, Rule] = {
+    "the target itself": TARGET,
+    "another model": murmur(2),
+    "always wrong": spoilt(TARGET, lambda length: True),
+    "right twice, then wrong": spoilt(TARGET, lambda length: length % 3 == 0),
+    "right five times, then wrong": spoilt(TARGET, lambda length: length % 6 == 0),
+    "wrong five times, then right": spoilt(TARGET, lambda length: length % 6 != 0),
+}
+SAMPLED = SamplingOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, seed=4)
+
+
 def model(
     rule: Rule,
     *,
@@ -93,6 +106,12 @@ def replayed(decoder: ScriptedDecoder) -> Iterator[tuple[list[int], list[int]]]:
         if kind != "rollback":
             held += given
         yield list(held), taken
+
+
+def guesses(draft: Draft, text: Sequence[int], count: int, start: int = 0, sampler: Sampler | None = None) -> list[int]:
+    """The ids that a draft guesses after a text."""
+    made = draft.propose(text, count, context_start=start, sampler=sampler or Sampler(GREEDY))
+    return [guess.token_id for guess in made]
 
 
 class FixedGuesses:
