@@ -116,10 +116,9 @@ class AutoLength:
     draft_token_s: float | None = None
     acceptance: float = 0.7
     _tries: int = _TRIES
+    _all_kept: bool = True
     _pause: int = _FIRST_PAUSE
     _waited: int = 0
-    _is_behind: bool = True  # the draft has not read the prompt, or what came without guesses
-    _all_kept: bool = True
 
     def next(self) -> int:
         """Returns how many tokens to guess now: none and a few to time both, then what pays."""
@@ -135,28 +134,19 @@ class AutoLength:
         rows = guessed + 1
         self.target_s[rows] = _running_cost(self.target_s.get(rows), target_s)
         if guessed == 0:
-            self._is_behind = True
             self._waited += 1
             if self._waited >= self._pause:
-                self._tries = _TRIES
+                self._tries, self._all_kept = _TRIES, True
             return
-        cost = draft_s / guessed
-        if self.draft_token_s is None or cost < self.draft_token_s or not self._is_behind:
-            self.draft_token_s = _running_cost(self.draft_token_s, cost)
+        self._waited = 0
+        self.draft_token_s = _running_cost(self.draft_token_s, draft_s / guessed)
         for i in range(min(accepted + 1, guessed)):
             self.acceptance = _running(self.acceptance, float(i < accepted))
-        self._is_behind, self._waited = False, 0
-        self._end_try(accepted == guessed)
-
-    def _end_try(self, all_kept: bool) -> None:
-        """Counts a pass with guesses: after the last one of a try that went wrong, the next pause is longer."""
-        if self._tries == 0:
-            return
-        self._tries -= 1
-        self._all_kept = self._all_kept and all_kept
-        if self._tries == 0:
-            self._pause = _FIRST_PAUSE if self._all_kept else min(2 * self._pause, _LONGEST_PAUSE)
-            self._all_kept = True
+        if self._tries:
+            self._tries -= 1
+            self._all_kept = self._all_kept and accepted == guessed
+            if self._tries == 0:
+                self._pause = _FIRST_PAUSE if self._all_kept else min(2 * self._pause, _LONGEST_PAUSE)
 
 
 def _running(mean: float | None, value: float) -> float:
