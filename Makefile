@@ -1,7 +1,8 @@
-# Needs Python 3.11+ and make; everything else is installed into .venv (export, tests) and .venv-runtime (no PyTorch).
+# Needs Python 3.11+ and make. Everything else is installed into .venv (export, tests) and .venv-runtime (no PyTorch).
 PYTHON ?= python3
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES = pyproject.toml constraints.txt
+PACKAGE = $(wildcard runtime/*.py cli/*.py exporter/*.py)
 STUDENT = artifacts/checkpoints/student.pt
 TEST_BUNDLE = $(CURDIR)/build/test-bundle
 
@@ -18,10 +19,10 @@ test: .venv/dev.stamp .venv-runtime/test.stamp  ## all tests, one layer of them 
 	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv-runtime/bin/python -m pytest
 	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv/bin/python -m pytest
 
-check: .venv/dev.stamp  ## format, lint, types, tests: what defines done
+check: .venv/dev.stamp .venv-runtime/runtime.stamp  ## format, lint, types, tests: what defines done
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	.venv/bin/mypy -p infer.runtime -p infer.cli
+	.venv/bin/mypy --python-executable .venv-runtime/bin/python -p infer.runtime -p infer.cli
 	.venv/bin/python -m pytest
 
 test-large: .venv/dev.stamp  ## exports of base-size models: gigabytes of disk and memory
@@ -46,8 +47,10 @@ clean:
 	.venv/bin/python $(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
-.venv-runtime/runtime.stamp: .venv-runtime/python.stamp $(SOURCES)
-	.venv-runtime/bin/python $(PIP_INSTALL) --editable .
+# Not editable: what a user gets, and what mypy can read.
+.venv-runtime/runtime.stamp: .venv-runtime/python.stamp $(SOURCES) $(PACKAGE)
+	rm -rf build/lib
+	.venv-runtime/bin/python $(PIP_INSTALL) .
 	touch $@
 
 .venv-runtime/test.stamp: .venv-runtime/runtime.stamp

@@ -104,7 +104,7 @@ class PromptLookup:
         self._indexed = 0
 
     def propose(self, text: Sequence[int], count: int, *, context_start: int, sampler: Sampler) -> list[Guess]:
-        """Returns up to `count` tokens that followed the longest match, as certain guesses; see `Draft`."""
+        """Returns `count` tokens that followed the longest match, as certain guesses, or none; see `Draft`."""
         for end in range(max(1, self._indexed), len(text)):  # an n-gram counts once something follows it
             for size in self._sizes:
                 if size <= end:
@@ -114,8 +114,16 @@ class PromptLookup:
             if size <= len(text):
                 at = self._after.get(tuple(text[-size:]))
                 if at is not None:
-                    return [certain(token_id) for token_id in text[at : at + count]]
+                    return [certain(token_id) for token_id in _continued(text, at, count)]
         return []
+
+
+def _continued(text: Sequence[int], at: int, count: int) -> list[int]:
+    """Copies `count` tokens from `at` on; a copy that reaches the end of the text goes on with what it has copied."""
+    copied: list[int] = []
+    for i in range(at, at + count):
+        copied.append(text[i] if i < len(text) else copied[i - len(text)])
+    return copied
 
 
 def certain(token_id: int) -> Guess:

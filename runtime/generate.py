@@ -42,7 +42,7 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if self.max_new_tokens < 1:
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if "" in self.stop:
             raise ValueError(f"stop must hold texts that are not empty, got {self.stop!r}")

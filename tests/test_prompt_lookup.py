@@ -22,7 +22,8 @@ def slow_lookup(text: Sequence[int], count: int, longest: int, shortest: int) ->
     for size in range(longest, shortest - 1, -1):
         for end in range(len(text) - 1, size - 1, -1):
             if size <= len(text) and text[end - size : end] == text[len(text) - size :]:
-                return list(text[end : end + count])
+                period = text[end:]
+                return [period[i % len(period)] for i in range(count)]
     return []
 
 
@@ -48,9 +49,9 @@ def test_of_equal_matches_the_latest_counts():
     assert guesses(PromptLookup(), [*b"ab1ab2ab3", *b"ab"], 1) == list(b"3")
 
 
-def test_no_guess_reaches_beyond_the_text():
-    assert guesses(PromptLookup(), list(b"abcab"), 16) == list(b"cab")
-    assert guesses(PromptLookup(), list(b"aaaa"), 16) == list(b"a")
+def test_a_guess_that_reaches_the_end_of_the_text_goes_on_with_the_same_period():
+    assert guesses(PromptLookup(), list(b"abcab"), 7) == list(b"cabcabc")
+    assert guesses(PromptLookup(), list(b"aaaa"), 3) == list(b"aaa")
 
 
 @pytest.mark.parametrize("text", [b"a", b"ab", b"abc", b"abcdef", b"abcdea"])
