@@ -87,7 +87,6 @@ def speed(bundle: str, threads: int, rounds: int, tokens: int) -> None:
     int8 = LanguageModel.load(bundle, "int8", threads=threads)
     rows = []
     cases = [
-        ("fp32, self, k = 3", fp32, int8, 3, STORIES),
         ("fp32, self, k = 4", fp32, int8, 4, STORIES),
         ("fp32, self, auto", fp32, int8, "auto", STORIES),
         ("int8, lookup, repeating", int8, "lookup", 4, REPEATING),

@@ -11,76 +11,131 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from infer.exporter.checkpoint import Checkpoint, load_checkpoint
+from infer.exporter.settings import ModelSettings
 from infer.runtime.text import Tokenizer
 
 
-class CachedModel:
-    """Modern and classic checkpoints, one text at a time, cache (L, 2, K, window, D)."""
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm, as PyTorch has them."""
 
-    def __init__(self, checkpoint: Checkpoint):
-        """Takes the weights as they are: one product each, as the model was trained."""
-        self.s, self.w = checkpoint.settings, checkpoint.weights
-        s = self.s
-        self.cache = torch.zeros(s.n_layers, 2, s.n_kv_head, s.window, s.head_size)
-        if s.positions == "rotary":
-            frequency = s.rope_theta ** (-torch.arange(0, s.head_size, 2) / s.head_size)
-            angles = torch.outer(torch.arange(s.window), frequency)
-            self.cos, self.sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
-        self.head = self.w.get("head.weight", self.w["embed"])
-        self.layers = [
-            {name.split(".", 2)[2]: tensor for name, tensor in self.w.items() if name.startswith(f"layers.{i}.")}
-            for i in range(s.n_layers)
-        ]
+    def __new__(cls, settings: ModelSettings, weights: dict[str, Tensor], name: str) -> nn.Module:
+        """Returns the module with its weights."""
+        size = settings.n_embed
+        layer = settings.norm == "layer"
+        norm = nn.LayerNorm(size, settings.norm_eps) if layer else nn.RMSNorm(size, settings.norm_eps)
+        norm.weight.data = weights[f"{name}.weight"]
+        if layer:
+            norm.bias.data = weights[f"{name}.bias"]
+        return norm
 
-    def forward(self, ids: Tensor, past: int) -> Tensor:
-        """Returns the logits after the last of ids (T,), after `past` cached tokens."""
-        s, total = self.s, past + len(ids)
-        x = self.w["embed"][ids]
-        if s.positions == "learned":
-            x = x + self.w["positions"][past:total]
-        for layer, cache in zip(self.layers, self.cache, strict=True):
-            x = x + self.attention(layer, cache, self.norm(layer, "attn_norm", x), past, total)
-            h = self.norm(layer, "mlp_norm", x)
-            up = functional.linear(h, layer["mlp_up.weight"], layer.get("mlp_up.bias"))
-            gated = s.mlp == "swiglu"
-            up = functional.silu(functional.linear(h, layer["mlp_gate"])) * up if gated else up.relu()
-            x = x + functional.linear(up, layer["mlp_down.weight"], layer.get("mlp_down.bias"))
-        x = self.norm(self.w, "final_norm", x[-1])
-        return functional.linear(x, self.head, self.w.get("head.bias"))
 
-    def norm(self, weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-        """RMS or layer norm."""
-        weight = weights[f"{name}.weight"]
-        if self.s.norm == "layer":
-            return functional.layer_norm(x, weight.shape, weight, weights[f"{name}.bias"], self.s.norm_eps)
-        return functional.rms_norm(x, weight.shape, weight, self.s.norm_eps)
+def linear(matrix: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """Returns a linear layer with these weights."""
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None)
+    layer.weight.data = matrix
+    if bias is not None:
+        layer.bias.data = bias
+    return layer
 
-    def attention(self, layer: dict[str, Tensor], cache: Tensor, x: Tensor, past: int, total: int) -> Tensor:
-        """Attention over the cache, which gets the new keys and values in place."""
-        s = self.s
-        q, k, v = (functional.linear(x, layer[n]).view(len(x), -1, s.head_size).transpose(0, 1) for n in "qkv")
+
+class Attention(nn.Module):
+    """Attention over a preallocated cache (2, K, window, D), written in place and read as a view."""
+
+    def __init__(self, settings: ModelSettings, weights: dict[str, Tensor], rope: tuple[Tensor, Tensor] | None):
+        """Takes a layer's weights; the classic model's heads are one product each for query, key and value."""
+        super().__init__()
+        self.s, self.rope = settings, rope
+        self.q, self.k, self.v = (linear(weights[name]) for name in "qkv")
+        self.o = linear(weights["o.weight"], weights.get("o.bias"))
+        if settings.qk_norm:
+            self.q_norm, self.k_norm = (nn.RMSNorm(settings.head_size, settings.norm_eps) for _ in range(2))
+            self.q_norm.weight.data, self.k_norm.weight.data = weights["q_norm"], weights["k_norm"]
+        self.cache = torch.zeros(2, settings.n_kv_head, settings.window, settings.head_size)
+
+    def forward(self, x: Tensor, past: int) -> Tensor:
+        """Returns (T, C) for x (T, C) after `past` cached tokens."""
+        s, total = self.s, past + len(x)
+        q, k, v = (layer(x).view(len(x), -1, s.head_size).transpose(0, 1) for layer in (self.q, self.k, self.v))
         if s.qk_norm:
-            q = functional.rms_norm(q, (s.head_size,), layer["q_norm"], s.norm_eps)
-            k = functional.rms_norm(k, (s.head_size,), layer["k_norm"], s.norm_eps)
-        if s.positions == "rotary":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
             q, k = self.turn(q, past, total), self.turn(k, past, total)
-        cache[0, :, past:total], cache[1, :, past:total] = k, v
-        keys, values = cache[0, :, :total], cache[1, :, :total]
+        self.cache[0, :, past:total], self.cache[1, :, past:total] = k, v
+        keys, values = self.cache[0, :, :total], self.cache[1, :, :total]
         mixed = functional.scaled_dot_product_attention(
             q[None], keys[None], values[None], is_causal=past == 0 and len(x) > 1, enable_gqa=s.n_head != s.n_kv_head
         )
-        mixed = mixed[0].transpose(0, 1).reshape(len(x), -1)
-        return functional.linear(mixed, layer["o.weight"], layer.get("o.bias"))
+        return self.o(mixed[0].transpose(0, 1).reshape(len(x), -1))
 
     def turn(self, x: Tensor, past: int, total: int) -> Tensor:
         """Rotary positions."""
         half = x.shape[-1] // 2
-        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-        return x * self.cos[past:total] + turned * self.sin[past:total]
+        cos, sin = self.rope
+        return x * cos[past:total] + torch.cat([-x[..., half:], x[..., :half]], -1) * sin[past:total]
+
+
+class MLP(nn.Module):
+    """ReLU or SwiGLU."""
+
+    def __init__(self, settings: ModelSettings, weights: dict[str, Tensor]):
+        """Takes a layer's weights."""
+        super().__init__()
+        self.gate = linear(weights["mlp_gate"]) if settings.mlp == "swiglu" else None
+        self.up = linear(weights["mlp_up.weight"], weights.get("mlp_up.bias"))
+        self.down = linear(weights["mlp_down.weight"], weights.get("mlp_down.bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (T, C) for x (T, C)."""
+        up = self.up(x)
+        return self.down(up.relu() if self.gate is None else functional.silu(self.gate(x)) * up)
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, settings: ModelSettings, weights: dict[str, Tensor], rope: tuple[Tensor, Tensor] | None):
+        """Takes a layer's weights."""
+        super().__init__()
+        self.attn_norm, self.mlp_norm = Norm(settings, weights, "attn_norm"), Norm(settings, weights, "mlp_norm")
+        self.attn, self.mlp = Attention(settings, weights, rope), MLP(settings, weights)
+
+    def forward(self, x: Tensor, past: int) -> Tensor:
+        """Returns (T, C) for x (T, C)."""
+        x = x + self.attn(self.attn_norm(x), past)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class CachedModel(nn.Module):
+    """The model as it was trained, and a cache: one text at a time."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        """Takes a checkpoint."""
+        super().__init__()
+        self.s, weights = checkpoint.settings, checkpoint.weights
+        s, rope = self.s, None
+        if s.positions == "rotary":
+            frequency = s.rope_theta ** (-torch.arange(0, s.head_size, 2) / s.head_size)
+            angles = torch.outer(torch.arange(s.window), frequency)
+            rope = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+        self.embed, self.positions = nn.Embedding.from_pretrained(weights["embed"]), weights.get("positions")
+        prefixes = [f"layers.{i}." for i in range(s.n_layers)]
+        layers = [{n.removeprefix(p): w for n, w in weights.items() if n.startswith(p)} for p in prefixes]
+        self.blocks = nn.ModuleList(Block(s, layer, rope) for layer in layers)
+        self.final_norm = Norm(s, weights, "final_norm")
+        self.head = linear(weights.get("head.weight", weights["embed"]), weights.get("head.bias"))
+
+    def forward(self, ids: Tensor, past: int) -> Tensor:
+        """Returns the logits (T, V) of ids (T,), after `past` cached tokens."""
+        x = self.embed(ids)
+        if self.positions is not None:
+            x = x + self.positions[past : past + len(ids)]
+        for block in self.blocks:
+            x = block(x, past)
+        return self.head(self.final_norm(x))
 
 
 def sample(logits: Tensor) -> Tensor:
@@ -93,15 +148,15 @@ def sample(logits: Tensor) -> Tensor:
 def generate(model: CachedModel, tokenizer: Tokenizer, ids: list[int], n_tokens: int, *, cached: bool) -> float:
     """Returns the seconds for `n_tokens` after the first; the window must hold them."""
     text = torch.tensor(ids)
-    logits, pieces = model.forward(text, 0), []
+    logits, pieces = model(text, 0)[-1], []
     token = sample(logits)
     start_s = time.perf_counter()
     for past in range(len(ids), len(ids) + n_tokens):
         if cached:
-            logits = model.forward(token, past)
+            logits = model(token, past)[-1]
         else:
             text = torch.cat([text, token])
-            logits = model.forward(text, 0)
+            logits = model(text, 0)[-1]
         token = sample(logits)
         pieces.append(tokenizer.decode([int(token)]))
     return time.perf_counter() - start_s

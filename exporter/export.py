@@ -142,6 +142,7 @@ def _write_and_verify(
         report = compare(checkpoint, model_to_prove(folder, precision), text, full=False)
         report.raise_if_failed()
         reports.append(report)
+        gc.collect()  # its sessions, before the next ones are opened
     write_manifest(folder, document, {"parity": {r.precision: r.figures.as_dict() for r in reports}})
     return tuple(reports)
 

@@ -33,9 +33,9 @@ class OracleText:
         logits: Rows = self._oracle.logits(self._hidden[list(positions)]).numpy()
         return logits
 
-    def restarted(self, ids: Sequence[int]) -> Rows:
-        """Logits (T, V) of another text, positions from 0."""
-        logits: Rows = self._oracle.logits(self._oracle.hidden(torch.tensor(list(ids)))).numpy()
+    def restarted(self, ids: Sequence[int], start: int = 0) -> Rows:
+        """Logits (T, V) of another text, positions from 0, for its tokens from `start` on."""
+        logits: Rows = self._oracle.logits(self._oracle.hidden(torch.tensor(list(ids)))[start:]).numpy()
         return logits
 
 
@@ -96,7 +96,7 @@ def _shift(decoder: OnnxDecoder, text: OracleText) -> Iterator[Comparison]:
     rows = [decoder.prefill(shifted[:kept])[None]]
     rows += [decoder.decode([token]).copy() for token in shifted[kept:]]
     positions = range(window - 1, window - 1 + len(rows))
-    yield Comparison("decode, window shifted", positions, np.concatenate(rows), text.restarted(shifted)[kept - 1 :])
+    yield Comparison("decode, window shifted", positions, np.concatenate(rows), text.restarted(shifted, kept - 1))
 
 
 def _batch(model: LanguageModel, text: OracleText) -> Iterator[Comparison]:

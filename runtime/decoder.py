@@ -46,37 +46,43 @@ class Decoder(Protocol):
 
 
 class _BoundStep:
-    """One graph bound for B rows of T tokens on a cache: write the arrays, run, read the logits in place."""
+    """One graph bound for B rows of T tokens on a cache: write the arrays, run, read the logits in place.
 
-    def __init__(self, session: Graph, cache: KVCache, ids_shape: tuple[int, int], logits_shape: tuple[int, int, int]):
-        batch, tokens = ids_shape
-        self.ids = np.zeros(ids_shape, np.int64)
-        self.seqlens_k = np.zeros(batch, np.int32)
-        self.total = np.zeros((), np.int32)
-        self.positions = np.zeros(ids_shape, np.int64)
+    Attributes:
+        logits: (B, T or 1, V) float32, overwritten by each run.
+        first_rows: the logits of the first row of the batch, (T or 1, V).
+    """
+
+    def __init__(self, graph: Graph, cache: KVCache, ids_shape: tuple[int, int], logits_shape: tuple[int, int, int]):
+        batch, self._tokens = ids_shape
+        self._ids = np.zeros(ids_shape, np.int64)
+        self._lengths = np.zeros(batch + 1, np.int32)  # seqlens_k and the total, in one array to be written at once
+        self._behind = np.array([1] * batch + [0], np.int32)
+        self._positions = np.zeros(ids_shape, np.int64)
+        self._offsets = np.arange(self._tokens, dtype=np.int64)
+        self._learned = "position_ids" in graph.input_names
         self.logits = np.zeros(logits_shape, np.float32)
-        self._offsets = np.arange(tokens, dtype=np.int64)
-        self._learned = "position_ids" in session.input_names
+        self.first_rows = self.logits[0]
         inputs: dict[str, NDArray[Any]] = {
-            "input_ids": self.ids,
-            "seqlens_k": self.seqlens_k,
-            "total_sequence_length": self.total,
-            "query_seqlens": np.full(batch, tokens, np.int32),
-            "position_ids": self.positions,
+            "input_ids": self._ids,
+            "seqlens_k": self._lengths[:batch],
+            "total_sequence_length": self._lengths[batch:].reshape(()),
+            "query_seqlens": np.full(batch, self._tokens, np.int32),
+            "position_ids": self._positions,
             **cache.past(),
         }
-        self._run: Callable[[], None] = session.bind(inputs, {"logits": self.logits, **cache.present()})
+        self._run: Callable[[], None] = graph.bind(inputs, {"logits": self.logits, **cache.present()})
 
-    def run(self, token_ids: Sequence[int] | NDArray[np.int64], past: int) -> Logits:
-        """Runs the tokens after `past` cached ones; returns logits (B, T or 1, V), overwritten next time."""
-        total = past + self.ids.shape[1]
-        self.ids[:] = token_ids
-        self.seqlens_k.fill(total - 1)
-        self.total.fill(total)
+    def run(self, token_ids: Sequence[int] | NDArray[np.int64], past: int) -> None:
+        """Runs the tokens, (T,) or (B, T), after `past` cached ones."""
+        if self._ids.size == 1:
+            self._ids[0, 0] = token_ids[0]  # the step loop: no array is made of one number
+        else:
+            self._ids[:] = token_ids
+        np.subtract(past + self._tokens, self._behind, out=self._lengths)
         if self._learned:
-            np.add(self._offsets, past, out=self.positions)
+            np.add(self._offsets, past, out=self._positions)
         self._run()
-        return self.logits
 
 
 class OnnxDecoder:
@@ -115,7 +121,8 @@ class OnnxDecoder:
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
             step = _BoundStep(self._prefill, self.cache, (1, len(chunk)), (1, 1, self.vocab_size))
-            logits = step.run(chunk, start)[0, 0]
+            step.run(chunk, start)
+            logits = step.first_rows[0]
             self.cache.length = start + len(chunk)
         return logits
 
@@ -139,9 +146,9 @@ class OnnxDecoder:
             step = _BoundStep(self._decode, self.cache, (1, tokens), (1, tokens, self.vocab_size))
             if tokens <= _BOUND_STEPS:
                 self._steps[tokens] = step
-        logits = step.run(token_ids, past)
+        step.run(token_ids, past)
         self.cache.length = past + tokens
-        rows: Logits = logits[0]
+        rows: Logits = step.first_rows
         return rows
 
     def rollback(self, length: int) -> None:
@@ -163,7 +170,9 @@ class OnnxDecoder:
         batch, tokens = ids.shape
         cache = KVCache(self._manifest.cache, batch=batch, slots=tokens)
         step = _BoundStep(self._decode, cache, (batch, tokens), (batch, tokens, self.vocab_size))
-        return step.run(checked_ids(ids, self.vocab_size), 0)
+        checked = checked_ids(ids, self.vocab_size)
+        step.run(checked[0] if batch == 1 else checked, 0)
+        return step.logits
 
 
 def check_signature(session: Session, manifest: Manifest, *, logits_rows: int | None) -> None:

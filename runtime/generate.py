@@ -66,8 +66,7 @@ class DrawnToken(NamedTuple):
     from_draft: bool = False
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One token of a stream.
 
     Attributes:

@@ -46,15 +46,23 @@ class Sampler:
         Raises:
             NonFiniteLogits: the model computed NaN or infinity.
         """
-        token_id = draw(self.candidates(logits, seen_ids), self.uniform())
+        if self.options.temperature == 0 and self.options.repetition_penalty == 1:
+            self.check(logits)
+            token_id = int(logits.argmax())
+        else:
+            token_id = draw(self.candidates(logits, seen_ids), self.uniform())
         return token_id, self.log_probability(logits, token_id, seen_ids)
 
     def candidates(self, logits: Logits, seen_ids: SeenIds = ()) -> Distribution:
         """Returns the distribution that the next token is drawn from; arguments and errors as for `pick`."""
+        self.check(logits)
+        return distribution(logits, self.options, seen_ids=seen_ids)
+
+    def check(self, logits: Logits) -> None:
+        """Masks ids without text in a row, in place, and raises NonFiniteLogits if it cannot be sampled from."""
         self._n_rows += 1
         mask_ids(logits, self._masked)
         check_finite(logits, self._n_rows)
-        return distribution(logits, self.options, seen_ids=seen_ids)
 
     def log_probability(self, logits: Logits, token_id: int, seen_ids: SeenIds = ()) -> float:
         """Returns the token's `sampling.log_probability` in a row that `candidates` has seen."""

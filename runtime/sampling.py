@@ -251,7 +251,7 @@ def check_finite(logits: NDArray[np.float32], step: int) -> None:
         NonFiniteLogits: with the step and what was found.
     """
     # A maximum is NaN if any number is, so that it alone tells all three cases.
-    if np.isfinite(logits.max(axis=-1)).all():
+    if math.isfinite(logits.max()) if logits.ndim == 1 else np.isfinite(logits.max(axis=-1)).all():
         return
     n_nan, n_inf = int(np.isnan(logits).sum()), int(np.isposinf(logits).sum())
     found = f"{n_nan} NaN and {n_inf} infinite of {logits.size}" if n_nan or n_inf else "every id is at -inf"
