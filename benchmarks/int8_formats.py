@@ -17,7 +17,7 @@ from infer.exporter.weight_formats import WeightOptions
 from infer.runtime.manifest import read_manifest
 
 HERE = Path(__file__).parent
-FORMATS = [(block, False) for block in (16, 32, 64, 128, "row")] + [(32, True), (64, True), ("row", True)]
+FORMATS = [(block, False) for block in ("auto", 16, 32, 64, 128, "row")] + [("auto", True), ("row", True)]
 
 
 def main() -> None:

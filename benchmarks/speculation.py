@@ -81,12 +81,13 @@ def timed(
     return time.perf_counter() - start_s, result.speculation
 
 
-def speed(bundle: str, threads: int, rounds: int, tokens: int) -> None:
+def speed(bundle: str, threads: int, rounds: int, tokens: int, only: str) -> None:
     """Prints the speed of each way against plain decoding of the same precision."""
     fp32 = LanguageModel.load(bundle, "fp32", threads=threads)
     int8 = LanguageModel.load(bundle, "int8", threads=threads)
     rows = []
     cases = [
+        ("fp32, self, k = 3", fp32, int8, 3, STORIES),
         ("fp32, self, k = 4", fp32, int8, 4, STORIES),
         ("fp32, self, auto", fp32, int8, "auto", STORIES),
         ("int8, lookup, repeating", int8, "lookup", 4, REPEATING),
@@ -94,7 +95,7 @@ def speed(bundle: str, threads: int, rounds: int, tokens: int) -> None:
         ("int8, lookup auto, repeating", int8, "lookup", "auto", REPEATING),
         ("int8, lookup auto, other text", int8, "lookup", "auto", STORIES),
     ]
-    for name, target, draft, count, prompts in cases:
+    for name, target, draft, count, prompts in (case for case in cases if only in case[0]):
         rows.append([name, *in_turns(target, draft, count, prompts, rounds, tokens)])
     print(machine(), f"{threads} threads, {tokens} new tokens, medians of {rounds} runs in turns, greedy")
     print(table(["case", "plain tokens/s", "with a draft", "ratio", "lowest of a prompt", "kept"], rows))
@@ -138,11 +139,12 @@ def main() -> None:
     quick.add_argument("--threads", type=int, default=2)
     quick.add_argument("--rounds", type=int, default=9)
     quick.add_argument("--tokens", type=int, default=96)
+    quick.add_argument("--only", default="", help="cases whose name has this in it")
     args = parser.parse_args()
     if args.command == "experiment":
         experiment(args.pairs)
     else:
-        speed(args.bundle, args.threads, args.rounds, args.tokens)
+        speed(args.bundle, args.threads, args.rounds, args.tokens, args.only)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,10 @@ _Precision = Annotated[
     typer.Option("--precision", help="fp32 or int8; may be given several times, the first one is the default variant."),
 ]
 _Block = Annotated[
-    str, typer.Option("--int8-block", metavar="16|32|64|128|row", help="Weights of a row that share an int8 scale.")
+    str,
+    typer.Option(
+        "--int8-block", metavar="auto|16|32|64|128|row", help="Weights that share an int8 scale; auto is 32 or 64."
+    ),
 ]
 _Head = Annotated[
     bool, typer.Option("--quantize-head", help="Store the output layer, and an embedding tied to it, in int8 too.")
@@ -54,7 +57,7 @@ def export(
     checkpoint: _Checkpoint,
     output: _Output = None,
     precision: _Precision = None,
-    int8_block: _Block = "64",
+    int8_block: _Block = "auto",
     quantize_head: _Head = False,
     context_length: _Context = None,
     tokenizer: _Tokenizer = None,

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 from infer.exporter.alternating import model_to_prove
@@ -22,6 +22,7 @@ from infer.exporter.parity import PrecisionReport, compare
 from infer.exporter.tokenizer import TokenizerBundle, build_tokenizer
 from infer.exporter.weight_file import write_weights
 from infer.exporter.weight_formats import FORMATS, WeightFormat, WeightOptions
+from infer.runtime.bench import cpu_name
 from infer.runtime.errors import ExportError
 from infer.runtime.manifest import Manifest, Variant, read_manifest
 from infer.runtime.text import Tokenizer
@@ -143,7 +144,8 @@ def _write_and_verify(
         report.raise_if_failed()
         reports.append(report)
         gc.collect()  # its sessions, before the next ones are opened
-    write_manifest(folder, document, {"parity": {r.precision: r.figures.as_dict() for r in reports}})
+    machine = {"cpu": cpu_name(), "onnxruntime": metadata.version("onnxruntime")}
+    write_manifest(folder, document, {"machine": machine, "parity": {r.precision: r.figures.as_dict() for r in reports}})
     return tuple(reports)
 
 

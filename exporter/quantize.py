@@ -9,8 +9,19 @@ from torch.nn import functional
 
 BLOCK_SIZES = (16, 32, 64, 128)
 _ROW_BLOCK = 64  # how a scale a row is stored: repeated for blocks of this size, the weights being the same
+_NARROW = 512
 _LEVELS = 127
 ZERO_POINT = 128  # what stands for 0 in the stored uint8
+
+
+def block_size(block: int | str, n_columns: int) -> int:
+    """Returns how many numbers a stored block has: "auto" is 32 for narrow matrices and 64 for others.
+
+    In narrow matrices a scale has little company, and their size hardly counts: finer blocks are worth their bytes.
+    """
+    if block == "auto":
+        return 32 if n_columns < _NARROW else 64
+    return _ROW_BLOCK if block == "row" else int(block)
 
 
 def quantised_blocks(matrix: Tensor, block: int | str) -> tuple[Tensor, Tensor]:
@@ -18,13 +29,14 @@ def quantised_blocks(matrix: Tensor, block: int | str) -> tuple[Tensor, Tensor]:
 
     Args:
         matrix: (N, C) float32.
-        block: numbers of a row that share a scale, or "row": one scale for each row, repeated in its blocks.
+        block: numbers of a row that share a scale; "auto", see `block_size`; or "row": one scale for each row, repeated
+            in its blocks.
 
     Returns:
         (N, blocks, block size) uint8 with 128 standing for 0, and scales (N, blocks) float32. A block or row of zeros
         has scale 0, so that its products are exactly 0; the last block is filled up with zeros.
     """
-    size = _ROW_BLOCK if block == "row" else int(block)
+    size = block_size(block, matrix.shape[1])
     blocks = functional.pad(matrix, (0, -matrix.shape[1] % size)).unflatten(1, (-1, size))
     reach = blocks.abs().amax(dim=2)
     if block == "row":

@@ -21,21 +21,22 @@ class WeightOptions:
     """How the quantised formats store matrices.
 
     Attributes:
-        int8_block: numbers that share a scale: 16, 32, 64 or 128 of a row, or "row" for the whole row.
+        int8_block: numbers that share a scale: 16, 32, 64 or 128 of a row, "row" for the whole row, or "auto" for 32
+            or 64 by the matrix's width.
         quantize_head: store the output layer in the format too, and with it an embedding that is tied to it.
 
     Raises:
         ValueError: `int8_block` is none of these.
     """
 
-    int8_block: int | str = 64
+    int8_block: int | str = "auto"
     quantize_head: bool = False
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if self.int8_block not in (*BLOCK_SIZES, "row"):
+        if self.int8_block not in (*BLOCK_SIZES, "row", "auto"):
             sizes = ", ".join(str(size) for size in BLOCK_SIZES)
-            raise ValueError(f"int8_block must be one of {sizes} or row, got {self.int8_block!r}")
+            raise ValueError(f"int8_block must be one of {sizes}, row or auto, got {self.int8_block!r}")
 
 
 class WeightFormat(Protocol):

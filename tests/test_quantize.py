@@ -71,7 +71,7 @@ def test_blocks_of_a_transposed_matrix_are_stored_row_by_row():
 
 @pytest.mark.parametrize("block", [0, 8, 48, 256, -16, "column", "64", True])
 def test_other_block_sizes_are_refused(block: object):
-    with pytest.raises(ValueError, match=r"^int8_block must be one of 16, 32, 64, 128 or row, got "):
+    with pytest.raises(ValueError, match=r"^int8_block must be one of 16, 32, 64, 128, row or auto, got "):
         WeightOptions(int8_block=block)
 
 
