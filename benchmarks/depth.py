@@ -4,6 +4,7 @@ Run: depth.py BUNDLE [--precision fp32] [--threads 2] [--runs 30]
 """
 
 import argparse
+import itertools
 import time
 
 from measure import machine, summary, table
@@ -44,7 +45,7 @@ def step_seconds(model: LanguageModel, seed: int) -> list[float]:
     options = GenerationOptions(max_new_tokens=DEPTHS[-1] + AROUND + 2, ignore_eos=True)
     for _ in model.stream([1], options, SamplingOptions(seed=seed)):
         times.append(time.perf_counter())
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 if __name__ == "__main__":

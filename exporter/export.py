@@ -145,7 +145,8 @@ def _write_and_verify(
         reports.append(report)
         gc.collect()  # its sessions, before the next ones are opened
     machine = {"cpu": cpu_name(), "onnxruntime": metadata.version("onnxruntime")}
-    write_manifest(folder, document, {"machine": machine, "parity": {r.precision: r.figures.as_dict() for r in reports}})
+    parity = {report.precision: report.figures.as_dict() for report in reports}
+    write_manifest(folder, document, {"machine": machine, "parity": parity})
     return tuple(reports)
 
 

@@ -36,7 +36,10 @@ class PrecisionReport:
     def raise_if_failed(self) -> None:
         """Raises ParityError naming the first figure past its tolerance and the first failing position."""
         if self.failure is not None:
-            raise ParityError(f"{self.precision} does not compute what the checkpoint computes: {self.failure}")
+            way_out = "" if self.precision == "fp32" else "; a finer --int8-block, or --precision fp32 alone, is nearer"
+            raise ParityError(
+                f"{self.precision} does not compute what the checkpoint computes: {self.failure}{way_out}"
+            )
 
 
 def compare(

@@ -207,5 +207,5 @@ def default_threads(manifest: Manifest) -> int:
     return 1 if manifest.n_parameters < _ONE_THREAD_PARAMETERS else _MOST_THREADS
 
 
-_ONE_THREAD_PARAMETERS = 4_000_000
+_ONE_THREAD_PARAMETERS = 1_000_000  # a second thread gains nothing below, and half at 2.5 million
 _MOST_THREADS = 8  # decoding is bound by memory bandwidth, which a few cores use up

@@ -27,6 +27,9 @@ _COLDEST, _HOTTEST = 1e-30, 1e30
 _NEGLIGIBLE = -80.0
 """A scaled logit this far below the best adds less than 1e-34 of it to the sum of the exponentials."""
 
+_ORDINARY = 1e3
+"""Logits below this, at temperatures above its inverse, need no care with overflow and rounding."""
+
 _BLOCK = 256
 """Entries summed at a time to find the part of a long distribution that a draw falls into."""
 
@@ -218,15 +221,18 @@ def log_probability(
     if not 0 <= token_id < row.size:
         raise ValueError(f"token id is {token_id}; the logits have ids 0 to {row.size - 1}")
     temperature = _divisor(options.temperature or 1.0)
-    highest = row.max()
-    with np.errstate(over="ignore"):  # the gap between two extreme float32 numbers is -inf, and as good as that
-        scaled = row - highest
-    # Clipped before the division, so that no temperature overflows.
-    np.maximum(scaled, _NEGLIGIBLE * temperature, out=scaled)
+    highest = float(row.max())
+    if abs(highest) < _ORDINARY and temperature > 1 / _ORDINARY:
+        scaled = np.maximum(row, highest + _NEGLIGIBLE * temperature)
+        scaled -= highest
+    else:  # float32 is too coarse up there to clip so near to the best, and gaps may overflow to -inf
+        with np.errstate(over="ignore"):
+            scaled = row - highest
+        np.maximum(scaled, _NEGLIGIBLE * temperature, out=scaled)
     scaled /= temperature
     np.exp(scaled, out=scaled)
-    gap = float(row[token_id]) - float(highest)
-    return gap / temperature - math.log(float(scaled.sum(dtype=np.float64)))
+    gap = float(row[token_id]) - highest
+    return gap / temperature - math.log(float(scaled.sum()))
 
 
 def mask_ids(logits: NDArray[np.float32], ranges: Iterable[tuple[int, int]]) -> None:
