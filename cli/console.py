@@ -22,6 +22,7 @@ from infer.runtime.errors import ExportError, PromptError
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 _OPTION_NAME = re.compile(r"^[a-z][a-z0-9_]*\b")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @contextlib.contextmanager
@@ -84,10 +85,15 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def plain(text: str) -> str:
+    """Returns the text with its control characters written out: a text from a file gives a terminal no commands."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def print_message(kind: str, message: str) -> None:
     """Prints `kind: message` in one line to standard error, if that is still open."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"{kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"{kind}: {plain(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

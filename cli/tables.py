@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from infer.cli.console import plain
 from infer.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def files_table(manifest: Manifest) -> Table:
     table = Table("file", "what", title_justify="left")
     table.add_column("size", justify="right")
     for name, entry in manifest.files.items():
-        table.add_row(Text(name), Text(uses.get(name, "")), size(entry.size_bytes))
+        table.add_row(_text(name), _text(uses.get(name, "")), size(entry.size_bytes))
     return table
 
 
@@ -137,13 +138,18 @@ def parity_table(figures: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str
     """
     table = Table("parity")
     for precision in figures:
-        table.add_column(Text(precision), justify="right")
+        table.add_column(_text(precision), justify="right")
     for name, (label, form) in _FIGURES.items():
-        table.add_row(label, *(Text(_formatted(form, measured.get(name))) for measured in figures.values()))
+        table.add_row(label, *(_text(_formatted(form, measured.get(name))) for measured in figures.values()))
     if verdicts is not None:
         styles = {"pass": "green", "FAIL": "bold red"}
-        table.add_row("verdict", *(Text(verdicts[name], styles[verdicts[name]]) for name in figures))
+        table.add_row("verdict", *(_text(verdicts[name], styles[verdicts[name]]) for name in figures))
     return table
+
+
+def _text(content: str, style: str = "") -> Text:
+    """Returns a cell that shows the content as it is, without markup or commands to the terminal."""
+    return Text(plain(content), style)
 
 
 def _formatted(form: str, value: Any) -> str:
@@ -164,7 +170,10 @@ def perplexity_table(figures: "Mapping[str, Perplexity]") -> Table:
         form = "{:.3f}" if measured.perplexity < _MANY else "{:.4g}"
         loss = _with_error("{:.4f}", measured.loss, measured.loss_standard_error)
         table.add_row(
-            Text(precision), str(measured.tokens), loss, _with_error(form, measured.perplexity, measured.standard_error)
+            _text(precision),
+            str(measured.tokens),
+            loss,
+            _with_error(form, measured.perplexity, measured.standard_error),
         )
     return table
 
@@ -187,7 +196,7 @@ def bench_table(result: "BenchResult") -> Table:
             stats = row.speculation
             kept = f"{stats.acceptance_rate:.0%}" if stats.proposed else "no guess"
             cells += [kept, f"{stats.tokens_per_target_call:.2f}", f"{result.speed_up(row):.2f}"]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_text, cells))
     return table
 
 
@@ -197,7 +206,7 @@ def cache_table(found: "Sequence[CacheEntry]") -> Table:
     table.add_column("size", justify="right")
     table.add_column("folder")
     for entry in found:
-        table.add_row(Text(entry.source), Text(entry.precision), size(entry.size_bytes), Text(entry.folder.name))
+        table.add_row(_text(entry.source), _text(entry.precision), size(entry.size_bytes), _text(entry.folder.name))
     return table
 
 
@@ -205,5 +214,5 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     """Returns names and values, one pair a row."""
     table = Table(show_header=False)
     for name, value in facts:
-        table.add_row(name, Text(value))
+        table.add_row(_text(name), _text(value))
     return table

@@ -111,15 +111,13 @@ class MLP(nn.Module):
         super().__init__()
         self.gated = settings.mlp == "swiglu"
         up = weights["mlp_up.weight"]
-        self.up = fmt.product(torch.cat([weights["mlp_gate"], up]) if self.gated else up)
-        self.up_bias = nn.Buffer(weights["mlp_up.bias"]) if settings.mlp_bias else None
+        up_bias = weights["mlp_up.bias"] if settings.mlp_bias else None
+        self.up = fmt.product(torch.cat([weights["mlp_gate"], up]) if self.gated else up, up_bias)
         self.down = fmt.product(weights["mlp_down.weight"])
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns (B, T, C) for x (B, T, C); the last product's bias is left to the next norm."""
         hidden = self.up(x)
-        if self.up_bias is not None:
-            hidden = hidden + self.up_bias
         if self.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
             return self.down(operators.silu(gate) * hidden)

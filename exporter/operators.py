@@ -236,8 +236,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def matmul_nbits(x: Tensor, weight: Tensor, scales: Tensor, *, n_columns: int) -> Tensor:
-    """Returns x @ Wᵀ for a matrix W (N, n_columns) that is stored as 8-bit blocks.
+def matmul_nbits(x: Tensor, weight: Tensor, scales: Tensor, *, bias: Tensor | None, n_columns: int) -> Tensor:
+    """Returns x @ Wᵀ + bias for a matrix W (N, n_columns) that is stored as 8-bit blocks.
 
     ONNX Runtime quantises x (..., C) to int8 too, block by block (accuracy_level 4), because only that has a fast
     kernel; the eager twin keeps x as it is.
@@ -246,15 +246,17 @@ def matmul_nbits(x: Tensor, weight: Tensor, scales: Tensor, *, n_columns: int) -
         x: (..., C) float32, C = n_columns.
         weight: (N, blocks, block size) uint8, 128 standing for 0; the last block is filled up with 128.
         scales: (N, blocks) float32.
+        bias: (N,) float32, or None.
         n_columns: C.
     """
     n_rows, _, block_size = weight.shape
     if _tracing():
         attrs = {"K": n_columns, "N": n_rows, "bits": 8, "block_size": block_size, "accuracy_level": 4}
         shape = (*x.shape[:-1], n_rows)
-        inputs = [x, weight, scales]
+        unused = [] if bias is None else [None, None, bias]  # before the bias: zero points, order of columns
+        inputs = [x, weight, scales, *unused]
         return ops.symbolic(f"{DOMAIN}::MatMulNBits", inputs, attrs=attrs, dtype=x.dtype, shape=shape, version=1)
-    return x @ _dequantised(weight, scales)[:, :n_columns].T
+    return nn.functional.linear(x, _dequantised(weight, scales)[:, :n_columns], bias)
 
 
 def gather_quantised(ids: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

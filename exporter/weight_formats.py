@@ -45,20 +45,22 @@ class WeightFormat(Protocol):
     def facts(self) -> dict[str, object]:
         """Returns what the manifest says about how matrices are stored and multiplied."""
 
-    def product(self, matrix: Tensor) -> nn.Module:
-        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
+    def product(self, matrix: Tensor, bias: Tensor | None = None) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ + bias for a matrix (N, C) and a bias (N,)."""
 
     def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
         """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
 
 
 class _Product(nn.Module):
-    def __init__(self, matrix: Tensor):
+    def __init__(self, matrix: Tensor, bias: Tensor | None):
         super().__init__()
         self.weight = nn.Buffer(matrix.T.contiguous())  # (C, N): what a standard MatMul reads row by row
+        self.bias = None if bias is None else nn.Buffer(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
+        product = x @ self.weight
+        return product if self.bias is None else product + self.bias
 
 
 class _Embedding(nn.Module):
@@ -89,9 +91,9 @@ class Float32:
         """Returns what the manifest says about how matrices are stored and multiplied."""
         return {"bits": 32}
 
-    def product(self, matrix: Tensor) -> nn.Module:
-        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
-        return _Product(matrix)
+    def product(self, matrix: Tensor, bias: Tensor | None = None) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ + bias for a matrix (N, C) and a bias (N,)."""
+        return _Product(matrix, bias)
 
     def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
         """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
@@ -100,12 +102,14 @@ class Float32:
 
 
 class _BlockProduct(nn.Module):
-    def __init__(self, weight: Tensor, scales: Tensor, n_columns: int):
+    def __init__(self, matrix: Tensor, bias: Tensor | None, block: int | str):
         super().__init__()
-        self.weight, self.scales, self.n_columns = nn.Buffer(weight), nn.Buffer(scales), n_columns
+        weight, scales = quantised_blocks(matrix, block)
+        self.weight, self.scales, self.n_columns = nn.Buffer(weight), nn.Buffer(scales), matrix.shape[1]
+        self.bias = None if bias is None else nn.Buffer(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return operators.matmul_nbits(x, self.weight, self.scales, n_columns=self.n_columns)
+        return operators.matmul_nbits(x, self.weight, self.scales, bias=self.bias, n_columns=self.n_columns)
 
 
 class _BlockEmbedding(nn.Module):
@@ -137,17 +141,15 @@ class Int8:
             "activations": "int8, one scale a row and block",
         }
 
-    def product(self, matrix: Tensor) -> nn.Module:
-        """Returns a module that computes x @ matrixᵀ for a matrix (N, C)."""
-        weight, scales = quantised_blocks(matrix, self._options.int8_block)
-        return _BlockProduct(weight, scales, matrix.shape[1])
+    def product(self, matrix: Tensor, bias: Tensor | None = None) -> nn.Module:
+        """Returns a module that computes x @ matrixᵀ + bias for a matrix (N, C) and a bias (N,)."""
+        return _BlockProduct(matrix, bias, self._options.int8_block)
 
     def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:
         """Returns token ids -> rows of `embed` (V, C), and x -> x @ headᵀ; a head of None is tied to `embed`."""
         if not self._options.quantize_head:
             return Float32(self._options).embedding_and_head(embed, head)
-        weight, scales = quantised_blocks(embed if head is None else head, self._options.int8_block)
-        product = _BlockProduct(weight, scales, embed.shape[1])
+        product = _BlockProduct(embed if head is None else head, None, self._options.int8_block)
         return (_BlockEmbedding(product) if head is None else _Embedding(embed)), product
 
 

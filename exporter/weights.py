@@ -248,7 +248,7 @@ def _fault(value: object, shape: tuple[int, ...]) -> str:
     """What keeps `value` from being a weight of this shape, or nothing."""
     if not isinstance(value, Tensor):
         return f"is no tensor but {type(value).__name__}"
-    if value.layout != torch.strided or value.device.type != "cpu":
+    if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
         return f"is not a dense tensor with data ({value.layout}, {value.device})"
     if value.dtype not in _FLOATS:
         return f"holds {str(value.dtype).removeprefix('torch.')} numbers instead of float32, float16 or bfloat16"

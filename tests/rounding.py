@@ -29,7 +29,9 @@ def by_definition(matrix: Tensor) -> Tensor:
     return torch.from_numpy(levels.astype(np.float32) * scales[:, None])
 
 
-def emulated_product(x: Tensor, weight: Tensor, scales: Tensor, *, n_columns: int) -> Tensor:
+def emulated_product(
+    x: Tensor, weight: Tensor, scales: Tensor, *, bias: Tensor | None = None, n_columns: int
+) -> Tensor:
     """MatMulNBits at accuracy level 4: activations rounded to 127 levels a side, one scale a row and block."""
     blocks = torch.nn.functional.pad(x, (0, weight.shape[1] * weight.shape[2] - n_columns)).unflatten(
         -1, weight.shape[1:]
@@ -37,4 +39,5 @@ def emulated_product(x: Tensor, weight: Tensor, scales: Tensor, *, n_columns: in
     reach = blocks.abs().amax(-1, keepdim=True)
     levels = (blocks * torch.where(reach > 0, 127 / reach, 0)).round()
     dots = torch.einsum("...bk,nbk->...nb", levels, weight.float() - 128)
-    return (dots * (reach / 127).squeeze(-1)[..., None, :] * scales).sum(-1)
+    product = (dots * (reach / 127).squeeze(-1)[..., None, :] * scales).sum(-1)
+    return product if bias is None else product + bias

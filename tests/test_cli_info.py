@@ -86,6 +86,15 @@ def test_info_of_a_manifest_without_the_sections_that_nothing_runs_on(copy):
     assert run.code == 0 and "variant fp32" in run.out and "parity" not in run.out
 
 
+def test_what_a_manifest_says_is_shown_without_markup_or_commands_to_the_terminal(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["model"] |= {"arch": "\x1b[2J\nnew", "[/b]": "[red]"}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    run = infer("info", copy)
+    assert run.code == 0 and "\x1b" not in run.out
+    assert r"\x1b[2J\nnew" in run.out and "[/b]" in run.out and "[red]" in run.out
+
+
 def test_info_needs_no_onnx_runtime(bundle):
     code = "import sys; sys.modules['onnxruntime'] = None; from infer.cli.main import run; sys.exit(run(sys.argv[1:]))"
     assert python(code, "info", bundle).code == 0

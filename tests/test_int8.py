@@ -141,7 +141,7 @@ def test_no_float_copy_of_a_quantised_matrix_is_stored(traced):
 
 def test_a_tied_quantised_head_and_embedding_are_one_place_in_the_file(tmp_path: Path):
     model = random_model({**UNPADDED, "vocab_size": 5001})
-    runner = OnnxRunner(tmp_path, model, int8(quantize_head=True))
+    runner = OnnxRunner(tmp_path, model, int8(int8_block=64, quantize_head=True))
     places: dict[tuple[str, str], list[str]] = {}
     for program in runner.sessions:
         for tensor in onnx.load(tmp_path / f"{program}.onnx", load_external_data=False).graph.initializer:

@@ -1,5 +1,6 @@
 """The device's cache of prepacked weights: what is made where, when it is used, and how it is seen and cleared."""
 
+import json
 import shutil
 import sys
 import tempfile
@@ -167,6 +168,16 @@ def test_entries_tell_source_precision_and_size(bundle, classic_bundle, root):
     for entry in prepacked.entries():
         assert entry.folder.parent == root
         assert entry.size_bytes == sum(path.stat().st_size for path in entry.folder.iterdir())
+
+
+@pytest.mark.parametrize("source", [None, [], {}])
+def test_a_manifest_that_does_not_say_its_source_is_cached_all_the_same(bundle, root, tmp_path, source):
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"source": source}))
+    load(copy)
+    (entry,) = prepacked.entries()
+    assert (entry.source, entry.precision) == ("", "fp32")
 
 
 def test_clearing_removes_the_entries_and_tells_their_bytes(bundle, root, expected):

@@ -9,7 +9,7 @@ from rounding import by_definition, emulated_product, random_matrix, restored
 from runners import Rows, session_of
 from torch import Tensor
 
-from infer.exporter.quantize import BLOCK_SIZES, quantised_blocks
+from infer.exporter.quantize import BLOCK_SIZES, block_size, quantised_blocks
 from infer.exporter.weight_formats import WeightOptions
 
 # The stored blocks.
@@ -150,3 +150,8 @@ def test_a_row_of_zeros_gives_zero_and_activations_of_zeros_give_zeros():
     run = product_of(matrix, 64)
     assert not run(random_matrix(2, 100).numpy())[:, 1].any()
     assert not run(np.zeros((2, 100), np.float32)).any()
+
+
+def test_narrow_matrices_get_finer_blocks_by_default():
+    assert [block_size("auto", columns) for columns in (64, 511, 512, 4096)] == [32, 32, 64, 64]
+    assert [block_size(block, 64) for block in (16, 128, "row")] == [16, 128, 64]
