@@ -59,6 +59,8 @@ def read_text(source: str, what: str) -> str:
         PromptError: the file cannot be read, or is not UTF-8.
     """
     name = "standard input" if source == "-" else source
+    if source == "-" and sys.stdin is None:
+        raise PromptError(f"cannot read the {what} from {name}: it is closed")
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:

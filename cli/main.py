@@ -62,8 +62,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: Sequence[str]) -> int:
-    command = typer.main.get_command(app)
     try:
+        command = typer.main.get_command(app)
         # Not `command(...)`: that one has opinions of its own on broken pipes and interrupts.
         with command.make_context("infer", list(args)) as context:
             command.invoke(context)
@@ -74,7 +74,11 @@ def _run_command(args: Sequence[str]) -> int:
         command_path = error.ctx.command_path if error.ctx else "infer"
         print_message("error", f"{error.format_message().rstrip('.')}; see {command_path} --help")
         return 2
-    except InferError as error:
+    except (InferError, ImportError) as error:
+        if _was_interrupted(error):
+            return 130
+        if not isinstance(error, InferError):
+            raise
         print_message("error", str(error))
         return 1
     except BrokenPipeError:  # the reader has seen enough
@@ -89,6 +93,13 @@ def _run_command(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Tells whether an interrupt caused the error: compiled modules that are being loaded make an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 if __name__ == "__main__":

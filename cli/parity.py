@@ -55,7 +55,7 @@ def parity(
     """
     with export_packages("parity"):
         from infer.exporter.checkpoint import load_checkpoint
-        from infer.exporter.parity_plot import check_matplotlib, plot_errors
+        from infer.exporter.parity_plot import check_plot, plot_errors
     from infer.cli.tables import output, parity_table
     from infer.runtime.manifest import read_manifest
 
@@ -63,7 +63,7 @@ def parity(
     for name in precision or ():
         manifest.variant(name)
     if plot is not None:
-        check_matplotlib()
+        check_plot(plot)
     content = None if text is None else read_text(text, "text")
     loaded = load_checkpoint(checkpoint)
     _warn_of_other_source(manifest, loaded)

@@ -62,7 +62,7 @@ class ExportOptions:
         if unknown or not self.precisions:
             raise ValueError(f"precision {', '.join(unknown) or 'none'} is not one of {', '.join(FORMATS)}")
         if len(set(self.precisions)) < len(self.precisions):
-            raise ValueError(f"a precision is named twice in {', '.join(self.precisions)}")
+            raise ValueError(f"precision is named twice in {', '.join(self.precisions)}")
         if self.context_length is not None and self.context_length < 1:
             raise ValueError(f"context length must be at least 1, got {self.context_length}")
 

@@ -10,10 +10,12 @@ from infer.exporter.parity import PrecisionReport
 from infer.runtime.errors import ExportError
 
 
-def check_matplotlib() -> None:
-    """Raises ExportError when pictures cannot be drawn; to be asked before a long comparison."""
+def check_plot(path: Path) -> None:
+    """Raises ExportError when no picture can be drawn at `path`; to be asked before a long comparison."""
     if find_spec("matplotlib") is None:
         raise ExportError("--plot needs matplotlib: pip install 'onnx-infer[plot]'")
+    if not path.parent.is_dir():
+        raise ExportError(f"cannot write the picture {path}: there is no folder {path.parent}")
 
 
 def plot_errors(reports: Sequence[PrecisionReport], path: Path) -> None:
@@ -26,7 +28,7 @@ def plot_errors(reports: Sequence[PrecisionReport], path: Path) -> None:
     Raises:
         ExportError: matplotlib is missing, or the picture cannot be written.
     """
-    check_matplotlib()
+    check_plot(path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,6 +47,7 @@ def plot_errors(reports: Sequence[PrecisionReport], path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise ExportError(f"cannot write the picture {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ExportError(f"cannot write the picture {path}: {reason}") from error
     finally:
         pyplot.close(figure)

@@ -70,7 +70,7 @@ def top_k_ids(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
         whole = logits.size - logits.size % groups
         maxima = logits[:whole].reshape(-1, groups).max(axis=0)
         maxima.partition(groups - top_k)
-        ids = (logits >= maxima[groups - top_k]).nonzero()[0]
+        ids: NDArray[np.int64] = (logits >= maxima[groups - top_k]).nonzero()[0]
         values = logits[ids]
     else:
         ids = np.arange(logits.size)

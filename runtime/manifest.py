@@ -13,6 +13,8 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = "infer-bundle"
 FORMAT_VERSION = 1
 _MOST_TOKENS = 2**31 - 1  # lengths are int32 in the graphs
+_MOST_LAYERS = 10_000  # as at export: each is looked for in the graphs, so this bounds the work for a bad file
+_MOST_BYTES = 2**63 - 1  # no number of a bundle is larger
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ def _parse(folder: Path, raw: Mapping[str, Any]) -> Manifest:
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} where a whole number is needed")
+    if value > _MOST_BYTES:
+        raise ValueError("a number that is too large")
     return value
 
 
@@ -192,7 +196,7 @@ def _string(section: Mapping[str, Any], name: str) -> str:
 
 def _version(section: Mapping[str, Any], name: str) -> str:
     value = _string(section, name)
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", value):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}", value):
         raise ValueError(f"{name} is {value!r}, not a version")
     return value
 
@@ -213,6 +217,8 @@ def _check(manifest: Manifest) -> None:
         raise BundleError(f"{where} has the default precision {manifest.default_precision!r} but no such variant")
     if manifest.window > _MOST_TOKENS:
         raise BundleError(f"{where} has a window of {manifest.window} tokens, the graphs count to {_MOST_TOKENS}")
+    if manifest.cache.n_layers > _MOST_LAYERS:
+        raise BundleError(f"{where} has {manifest.cache.n_layers} layers, more than {_MOST_LAYERS}; refused")
     for token_id in manifest.tokenizer.eos_ids:
         if token_id >= manifest.vocab_size:
             raise BundleError(f"{where} has the end token {token_id}, the vocabulary has {manifest.vocab_size} ids")

@@ -189,9 +189,9 @@ def _make(entry: Path, manifest: Manifest, precision: str, variant: Variant) -> 
             if not all(name in packed for name, tensor in initializers(original).items() if is_external(tensor)):
                 raise ValueError("ONNX Runtime renamed weights of the graph")
             (staging / name).write_bytes(graph)
-        source = manifest.raw.get("source")  # for display only, so it was not checked
+        origin = manifest.raw.get("source")  # for display only, so it was not checked
         record = {
-            "source": str(source.get("file", "")) if isinstance(source, dict) else "",
+            "source": str(origin.get("file", "")) if isinstance(origin, dict) else "",
             "precision": precision,
             "files": {name: _stamp(staging / name) for name in (_DATA, *_GRAPHS)},
         }

@@ -32,8 +32,7 @@ class StopMatcher:
             raise ValueError("a stop text is empty; it would stop every text at once")
         self.hit = False
         self._stops = tuple(stops)
-        beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, bool]:
@@ -50,8 +49,11 @@ class StopMatcher:
         if matches:
             self.hit = True
             return text[: min(matches)[1]], True
-        if text.endswith(self._beginnings):
-            self._held = next(beginning for beginning in self._beginnings if text.endswith(beginning))
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            ending = text[-length:]
+            if any(stop.startswith(ending) for stop in self._stops):
+                self._held = ending
+                break
         return text[: len(text) - len(self._held)], False
 
     def flush(self) -> str:

@@ -99,10 +99,18 @@ def test_importing_the_command_line_imports_nothing_slow():
     assert run.code == 0 and not slow & set(run.out.split())
 
 
+def interrupted_import():
+    """What the import of a compiled module makes of an interrupt."""
+    error = ImportError("initialization failed")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "err"),
     [
         (KeyboardInterrupt(), 130, ""),
+        (interrupted_import(), 130, ""),
         (MemoryError(), 1, "error: out of memory\n"),
         (PermissionError(13, "Permission denied", "weights.bin"), 1, "error: weights.bin: Permission denied\n"),
     ],
@@ -145,6 +153,19 @@ def test_closed_streams_are_no_error(bundle, redirection, closed):
     assert (done.stdout == "") == (closed == "out")
     assert (done.stderr == "") == (closed == "err")
     assert "Traceback" not in done.stderr
+
+
+@posix
+@pytest.mark.parametrize("args", [("generate", "-"), ("generate", "--prompt-file", "-"), ("perplexity", "--text", "-")])
+def test_a_text_that_should_come_from_a_closed_standard_input_is_an_error(bundle, args):
+    command = infer_command(*args[:1], bundle, *args[1:])
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr in [
+        f"error: cannot read the {what} from standard input: it is closed\n" for what in ("prompt", "text")
+    ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

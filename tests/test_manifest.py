@@ -196,6 +196,14 @@ def test_a_size_that_is_no_whole_number_above_0_is_refused(
     assert "is malformed" in refusal(put(document, path, value))
 
 
+def test_numbers_that_no_bundle_has_are_refused_before_work_is_spent_on_them(
+    document: Document, refusal: Callable[[object], str]
+):
+    assert "has 10001 layers" in refusal(put(document, "cache/n_layers", 10_001))
+    assert "too large" in refusal(put(document, "cache/head_size", 10**400))
+    assert "not a version" in refusal(put(document, "runtime/min_onnxruntime", "9" * 5000))
+
+
 def test_a_window_that_the_graphs_cannot_count_is_refused(document: Document, refusal: Callable[[object], str]):
     assert "the graphs count to 2147483647" in refusal(put(document, "model/window", 2**31))
 

@@ -184,6 +184,11 @@ def test_a_weight_that_is_no_dense_float_tensor_of_its_shape_is_refused(value: o
     assert refusal({NORM: value}).startswith(f"1 of its weights is unusable: {NORM} {fault}")
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of the kind of tensor that the test refuses
+def test_a_nested_weight_is_refused():
+    assert "is not a dense tensor" in refusal({NORM: torch.nested.nested_tensor([torch.ones(48)])})
+
+
 @pytest.mark.filterwarnings("ignore")  # torch deprecates the kind of tensor that the test refuses
 def test_a_quantised_weight_is_refused():
     weight = torch.quantize_per_tensor(torch.ones(48), 0.1, 0, torch.qint8)
