@@ -25,7 +25,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def cache(clear: _Clear = False, as_json: _Json = False) -> None:
     """Show or clear this device's cache of prepared weights.
 
-    Weights of large models are kept in the layout that this CPU computes with, so that both graphs of a model share
+    Weights of 8 MiB and more are kept in the layout that this CPU computes with, so that both graphs of a model share
     one copy. Nothing is lost with them but the time to make them again. The environment variable INFER_CACHE_DIR puts
     the cache into another folder; set to nothing, it switches the cache off.
     """
@@ -63,7 +63,7 @@ def _print_entries(folder: Path | None, found: "Sequence[CacheEntry]") -> None:
     elif folder is None:
         print(_OFF)
     else:
-        print(f"nothing in {folder}; weights of large models are kept there when they are first loaded")
+        print(f"nothing in {folder}; weights of 8 MiB and more are kept there when they are first loaded")
 
 
 def _print_cleared(folder: Path | None, freed_bytes: int) -> None:
