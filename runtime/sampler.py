@@ -1,5 +1,6 @@
 """Draws the tokens of one text: the distribution, the masks and the random numbers that belong together."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,23 +47,33 @@ class Sampler:
         Raises:
             NonFiniteLogits: the model computed NaN or infinity.
         """
-        if self.options.temperature == 0 and self.options.repetition_penalty == 1:
-            self.check(logits)
+        highest = self.check(logits)
+        if self.options.repetition_penalty != 1:
+            token_id = draw(distribution(logits, self.options, seen_ids=seen_ids), self.uniform())
+            return token_id, self.log_probability(logits, token_id, seen_ids)
+        if self.options.temperature == 0:
             token_id = int(logits.argmax())
         else:
-            token_id = draw(self.candidates(logits, seen_ids), self.uniform())
-        return token_id, self.log_probability(logits, token_id, seen_ids)
+            token_id = draw(distribution(logits, self.options), self.uniform())
+        return token_id, log_probability(logits, token_id, self.options, highest=highest)
 
     def candidates(self, logits: Logits, seen_ids: SeenIds = ()) -> Distribution:
         """Returns the distribution that the next token is drawn from; arguments and errors as for `pick`."""
         self.check(logits)
         return distribution(logits, self.options, seen_ids=seen_ids)
 
-    def check(self, logits: Logits) -> None:
-        """Masks ids without text in a row, in place, and raises NonFiniteLogits if it cannot be sampled from."""
+    def check(self, logits: Logits) -> float:
+        """Masks ids without text in a row, in place, and returns its highest logit.
+
+        Raises:
+            NonFiniteLogits: the row cannot be sampled from.
+        """
         self._n_rows += 1
         mask_ids(logits, self._masked)
-        check_finite(logits, self._n_rows)
+        highest = float(logits.max())
+        if not math.isfinite(highest):
+            check_finite(logits, self._n_rows)
+        return highest
 
     def log_probability(self, logits: Logits, token_id: int, seen_ids: SeenIds = ()) -> float:
         """Returns the token's `sampling.log_probability` in a row that `candidates` has seen."""

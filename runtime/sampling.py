@@ -202,6 +202,7 @@ def log_probability(
     options: SamplingOptions,
     *,
     seen_ids: Sequence[int] | NDArray[np.int64] = (),
+    highest: float | None = None,
 ) -> float:
     """Returns the natural logarithm of a token's probability before any filter took its share, accurate to 1e-6.
 
@@ -213,6 +214,7 @@ def log_probability(
         token_id: 0 ... V - 1; one that is masked gives -inf.
         options: its filters are ignored.
         seen_ids: as in `distribution`.
+        highest: the highest logit after the penalty, where it is known already.
 
     Raises:
         ValueError: logits that are not one row, or an id outside 0 ... V - 1.
@@ -221,7 +223,7 @@ def log_probability(
     if not 0 <= token_id < row.size:
         raise ValueError(f"token id is {token_id}; the logits have ids 0 to {row.size - 1}")
     temperature = _divisor(options.temperature or 1.0)
-    highest = float(row.max())
+    highest = float(row.max()) if highest is None else highest
     if abs(highest) < _ORDINARY and temperature > 1 / _ORDINARY:
         scaled = np.maximum(row, highest + _NEGLIGIBLE * temperature)
         scaled -= highest
