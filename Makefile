@@ -17,7 +17,7 @@ demo: .venv/export.stamp .venv-runtime/runtime.stamp  ## export the shipped chec
 test: .venv/dev.stamp .venv-runtime/test.stamp  ## all tests, one layer of them in an environment without torch and onnx
 	.venv/bin/python tests/make_bundle.py $(TEST_BUNDLE)
 	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv-runtime/bin/python -m pytest
-	INFER_TEST_BUNDLE=$(TEST_BUNDLE) .venv/bin/python -m pytest
+	INFER_TEST_BUNDLE=$(TEST_BUNDLE) INFER_TEST_LAYER=torch .venv/bin/python -m pytest
 
 check: .venv/dev.stamp .venv-runtime/runtime.stamp  ## format, lint, types, tests: what defines done
 	.venv/bin/ruff format --check

@@ -64,7 +64,7 @@ def test_clearing_as_json_tells_the_bytes(filled):
 
 
 def test_an_empty_cache_and_one_that_was_never_made_are_told_plainly(root):
-    told = f"nothing in {root}; weights of large models are kept there when they are first loaded\n"
+    told = f"nothing in {root}; weights of 8 MiB and more are kept there when they are first loaded\n"
     assert infer("cache").out == told
     assert infer("cache", "--clear").out == f"removed 0 B from {root}\n" and not root.exists()
     root.mkdir()
