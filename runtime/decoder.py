@@ -57,10 +57,8 @@ class _BoundStep:
         batch, self._tokens = ids_shape
         self._ids = np.zeros(ids_shape, np.int64)
         self._lengths = np.zeros(batch + 1, np.int32)  # seqlens_k and the total, in one array to be written at once
-        self._behind = np.array([1] * batch + [0], np.int32)
         self._positions = np.zeros(ids_shape, np.int64)
         self._offsets = np.arange(self._tokens, dtype=np.int64)
-        self._learned = "position_ids" in graph.input_names
         self.logits = np.zeros(logits_shape, np.float32)
         self.first_rows = self.logits[0]
         inputs: dict[str, NDArray[Any]] = {
@@ -75,13 +73,14 @@ class _BoundStep:
 
     def run(self, token_ids: Sequence[int] | NDArray[np.int64], past: int) -> None:
         """Runs the tokens, (T,) or (B, T), after `past` cached ones."""
-        if self._ids.size == 1:
-            self._ids[0, 0] = token_ids[0]  # the step loop: no array is made of one number
+        total, lengths = past + self._tokens, self._lengths
+        if self._ids.size == 1:  # the step loop: no array is made of one number
+            self._ids[0, 0], self._positions[0, 0] = token_ids[0], past
+            lengths[0], lengths[1] = past, total
         else:
             self._ids[:] = token_ids
-        np.subtract(past + self._tokens, self._behind, out=self._lengths)
-        if self._learned:
             np.add(self._offsets, past, out=self._positions)
+            lengths[:-1], lengths[-1] = total - 1, total
         self._run()
 
 

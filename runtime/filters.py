@@ -47,37 +47,38 @@ def penalised(
     return row
 
 
-def top_k_ids(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """Returns the ids of the `top_k` highest logits and of all that tie with the last of them, but never a masked id.
+def top_k_of(logits: NDArray[np.float32], top_k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns the `top_k` highest logits and all that tie with the last of them, but never a masked one.
 
     Args:
         logits: (V,) float32; -inf is masked.
         top_k: 0, V or more keeps every id that is not masked.
 
     Returns:
-        (n,) int64, ascending.
+        Their ids, (n,) int64, ascending; their logits, (n,) float32.
 
     Source:
         Fan et al. 2018 (arXiv:1805.04833), section 5.4.
     """
     if not 0 < top_k < logits.size:
-        return np.flatnonzero(logits > -np.inf)
-    # The k-th highest of the maxima of many groups is a lower bound for the k-th highest logit. It costs one pass and
-    # leaves little more than k numbers to the partition, which takes far longer for each.
-    groups = max(256, 8 * top_k)
-    values = logits
+        ids: NDArray[np.int64] = (logits > -np.inf).nonzero()[0]
+        return ids, logits[ids]
+    groups = max(64, 2 * top_k)
     if logits.size >= 4 * groups:
+        # The k-th highest of the maxima of groups is a lower bound for the k-th highest logit. It costs one pass and
+        # leaves some 1.4 k numbers to the second partition, which takes far longer for each.
         whole = logits.size - logits.size % groups
-        maxima = logits[:whole].reshape(-1, groups).max(axis=0)
+        maxima = np.maximum.reduce(logits[:whole].reshape(-1, groups), 0)
         maxima.partition(groups - top_k)
-        ids: NDArray[np.int64] = (logits >= maxima[groups - top_k]).nonzero()[0]
+        ids = (logits >= maxima[groups - top_k]).nonzero()[0]
         values = logits[ids]
     else:
-        ids = np.arange(logits.size)
-    last = np.partition(values, values.size - top_k)[values.size - top_k]
-    if last == -np.inf:
-        return np.flatnonzero(logits > -np.inf)
-    return ids.compress(values >= last)
+        ids, values = np.arange(logits.size), logits
+    ranked = values.copy()
+    ranked.partition(ranked.size - top_k)
+    last = ranked[ranked.size - top_k]
+    kept = values >= last if last > -np.inf else values > -np.inf
+    return ids[kept], values[kept]
 
 
 def top_p_positions(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:

@@ -143,26 +143,25 @@ def stream_text(
     Yields:
         One step a token; the last one, and only it, has a finish reason.
     """
-    stops = StopMatcher(options.stop)
-    ends = frozenset() if options.ignore_eos else frozenset(eos_ids)
+    stops, limit = StopMatcher(options.stop), options.max_new_tokens
+    ends: dict[int, FinishReason] = dict.fromkeys(options.stop_token_ids, "stop")
+    if not options.ignore_eos:
+        ends |= dict.fromkeys(eos_ids, "eos")
     for count, drawn in enumerate(source, 1):
-        piece, reason = "", _end_reason(drawn.token_id, ends, options.stop_token_ids)
+        token_id, logprob, is_last, from_draft = drawn
+        piece, reason = "", ends.get(token_id)
         if reason is None:
-            piece, hit = stops.push(text.push(drawn.token_id))
+            piece, hit = stops.push(text.push(token_id))
             if hit:
                 reason = "stop"
-            elif count >= options.max_new_tokens or drawn.is_last:
+            elif is_last or count >= limit:
                 reason = "length"
-        if reason is not None and not stops.hit:
+        if reason is None:
+            yield Step(token_id, piece, logprob, None, from_draft)
+            continue
+        if not stops.hit:
             tail, hit = stops.push(text.flush())
             piece += tail if hit else tail + stops.flush()
             reason = "stop" if hit else reason
-        yield Step(drawn.token_id, piece, drawn.logprob, reason, drawn.from_draft)
-        if reason is not None:
-            return
-
-
-def _end_reason(token_id: int, eos_ids: frozenset[int], stop_ids: Sequence[int]) -> FinishReason | None:
-    if token_id in eos_ids:
-        return "eos"
-    return "stop" if token_id in stop_ids else None
+        yield Step(token_id, piece, logprob, reason, from_draft)
+        return

@@ -15,6 +15,7 @@ from infer.runtime.sampling import (
     draw,
     log_probability,
     mask_ids,
+    sample,
 )
 
 Logits = NDArray[np.float32]
@@ -54,7 +55,7 @@ class Sampler:
         if self.options.temperature == 0:
             token_id = int(logits.argmax())
         else:
-            token_id = draw(distribution(logits, self.options), self.uniform())
+            token_id = sample(logits, self.options, self.uniform(), highest=highest)
         return token_id, log_probability(logits, token_id, self.options, highest=highest)
 
     def candidates(self, logits: Logits, seen_ids: SeenIds = ()) -> Distribution:
@@ -70,7 +71,7 @@ class Sampler:
         """
         self._n_rows += 1
         mask_ids(logits, self._masked)
-        highest = float(logits.max())
+        highest = float(np.maximum.reduce(logits))
         if not math.isfinite(highest):
             check_finite(logits, self._n_rows)
         return highest

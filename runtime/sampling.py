@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infer.runtime.errors import NonFiniteLogits
-from infer.runtime.filters import SLACK, penalised, top_k_ids, top_p_positions
+from infer.runtime.filters import SLACK, penalised, top_k_of, top_p_positions
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures beyond these count as these: nothing overflows, and no distribution differs that anyone could tell."""
@@ -126,11 +126,31 @@ def distribution(
         min_p: Nguyen et al. 2024 (arXiv:2407.01082), section 3.1; the others are named in `filters`.
     """
     row = penalised(logits, float(options.repetition_penalty), seen_ids)
+    ids, weights = _weights(row, options, float(row.max()))
+    return Distribution(ids, weights / weights.sum())
+
+
+def sample(logits: NDArray[np.float32], options: SamplingOptions, uniform: float, *, highest: float) -> int:
+    """Returns what `draw` takes from the `distribution` of logits without a repetition penalty, a little faster.
+
+    Args:
+        logits: (V,) float32, before softmax; at least one is finite.
+        options: its repetition penalty is ignored.
+        uniform: 0 <= uniform < 1.
+        highest: the highest logit.
+    """
+    return _draw(*_weights(logits, options, highest), uniform)
+
+
+def _weights(
+    row: NDArray[np.float32], options: SamplingOptions, highest: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the ids that the filters keep, ascending, and their probabilities up to a common factor."""
     if options.temperature == 0:
-        return Distribution(np.array([row.argmax()], dtype=np.int64), np.ones(1))
-    ids = top_k_ids(row, int(options.top_k))
-    weights = row[ids].astype(np.float64)
-    weights -= weights.max()
+        return np.array([row.argmax()], dtype=np.int64), np.ones(1)
+    ids, kept_logits = top_k_of(row, options.top_k)
+    weights = kept_logits.astype(np.float64)
+    weights -= highest
     weights /= _divisor(options.temperature)
     np.exp(weights, out=weights)
     # From here on the likeliest token weighs exactly 1, so ratios to it need no division.
@@ -140,8 +160,7 @@ def distribution(
     if options.min_p > 0:
         likely = weights >= float(options.min_p) * (1 - SLACK)
         ids, weights = ids[likely], weights[likely]
-    weights /= weights.sum()
-    return Distribution(ids, weights)
+    return ids, weights
 
 
 def draw(candidates: Distribution, uniform: float) -> int:
@@ -156,21 +175,25 @@ def draw(candidates: Distribution, uniform: float) -> int:
     """
     if not 0 <= uniform < 1:
         raise ValueError(f"uniform is {uniform!r}; it must be at least 0 and below 1")
-    probs, start, passed = candidates.probs, 0, 0.0
-    if probs.size > 4 * _BLOCK:
-        sums = np.add.reduceat(probs, np.arange(0, probs.size, _BLOCK)).cumsum()
+    return _draw(candidates.ids, candidates.probs, uniform)
+
+
+def _draw(ids: NDArray[np.int64], weights: NDArray[np.float64], uniform: float) -> int:
+    start, passed = 0, 0.0
+    if weights.size > 4 * _BLOCK:
+        sums = np.add.reduceat(weights, np.arange(0, weights.size, _BLOCK)).cumsum()
         block = int(sums.searchsorted(uniform * sums[-1], side="right"))
         start, passed = block * _BLOCK, float(sums[block - 1]) if block else 0.0
         target = uniform * float(sums[-1]) - passed
-        running = probs[start : start + _BLOCK].cumsum()
+        running = weights[start : start + _BLOCK].cumsum()
     else:
-        running = probs.cumsum()
+        running = weights.cumsum()
         target = uniform * float(running[-1])
     position = int(running.searchsorted(target, side="right"))
     # Rounding can put the target a hair beyond its block's end: the last token of the block with any weight has it.
     if position == running.size:
         position = int(running.searchsorted(running[-1]))
-    return int(candidates.ids[start + position])
+    return int(ids[start + position])
 
 
 class UniformStream:
@@ -234,7 +257,7 @@ def log_probability(
     scaled /= temperature
     np.exp(scaled, out=scaled)
     gap = float(row[token_id]) - highest
-    return gap / temperature - math.log(float(scaled.sum()))
+    return gap / temperature - math.log(np.add.reduce(scaled))
 
 
 def mask_ids(logits: NDArray[np.float32], ranges: Iterable[tuple[int, int]]) -> None:

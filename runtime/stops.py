@@ -41,6 +41,8 @@ class StopMatcher:
         Returns:
             The text that is safe to print now, and whether a stop text has come. After that all text is dropped.
         """
+        if not self._stops:
+            return piece, False
         if self.hit:
             return "", True
         text, self._held = self._held + piece, ""

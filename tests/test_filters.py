@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from slow_sampling import options, random_logits, random_options, row, slow_distribution
 
-from infer.runtime.filters import top_k_ids, top_p_positions
+from infer.runtime.filters import top_k_of, top_p_positions
 from infer.runtime.sampling import SamplingOptions, distribution, mask_ids
 
 
@@ -39,7 +39,9 @@ def test_top_k_keeps_the_highest_wherever_they_lie(size: int, top_k: int) -> Non
     flat, few_values = np.zeros(size, np.float32), (shuffled % 4).astype(np.float32)
     for logits in (np.sort(shuffled), -np.sort(shuffled), half_masked, in_one_group, mostly_masked, flat, few_values):
         last = sorted(logits.tolist(), reverse=True)[min(top_k, size) - 1]
-        assert top_k_ids(logits, top_k).tolist() == [i for i, x in enumerate(logits) if x >= last and x > -math.inf]
+        ids, values = top_k_of(logits, top_k)
+        assert ids.tolist() == [i for i, x in enumerate(logits) if x >= last and x > -math.inf]
+        np.testing.assert_array_equal(values, logits[ids])
 
 
 @pytest.mark.parametrize("top_k", [0, 5, 6, 50])
