@@ -34,7 +34,12 @@ _Block = Annotated[
     ),
 ]
 _Head = Annotated[
-    bool, typer.Option("--quantize-head", help="Store the output layer, and an embedding tied to it, in int8 too.")
+    bool | None,
+    typer.Option(
+        "--quantize-head/--no-quantize-head",
+        help="Store the output layer, and an embedding tied to it, in int8 too; by default where in float32 it would "
+        "be more than half of what a token reads.",
+    ),
 ]
 _Context = Annotated[
     int | None,
@@ -58,7 +63,7 @@ def export(
     output: _Output = None,
     precision: _Precision = None,
     int8_block: _Block = "auto",
-    quantize_head: _Head = False,
+    quantize_head: _Head = None,
     context_length: _Context = None,
     tokenizer: _Tokenizer = None,
     eos_token: _EosToken = None,

@@ -103,7 +103,8 @@ def export(
         eos_tokens=options.eos_tokens,
     )
     with staged_folder(output, force=options.force) as folder:
-        formats = {name: FORMATS[name](options.weights) for name in options.precisions}
+        weights = options.weights.for_weights(checkpoint.weights)
+        formats = {name: FORMATS[name](weights) for name in options.precisions}
         reports = _write_and_verify(folder, checkpoint, tokenizer, formats, on_stage)
     return ExportResult(read_manifest(output), reports, checkpoint.notes)
 

@@ -19,6 +19,8 @@ from infer.runtime.errors import ParityError
 from infer.runtime.manifest import Manifest
 from infer.runtime.model import LanguageModel
 
+_WAY_OUT = "; a finer --int8-block, --no-quantize-head or --precision fp32 is nearer"
+
 
 @dataclass(frozen=True)
 class PrecisionReport:
@@ -36,7 +38,7 @@ class PrecisionReport:
     def raise_if_failed(self) -> None:
         """Raises ParityError naming the first figure past its tolerance and the first failing position."""
         if self.failure is not None:
-            way_out = "" if self.precision == "fp32" else "; a finer --int8-block, or --precision fp32 alone, is nearer"
+            way_out = "" if self.precision == "fp32" else _WAY_OUT
             raise ParityError(
                 f"{self.precision} does not compute what the checkpoint computes: {self.failure}{way_out}"
             )

@@ -6,8 +6,8 @@ a line to `FORMATS`.
 Axes: C embedding, V vocabulary, N output rows of a product.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -23,20 +23,35 @@ class WeightOptions:
     Attributes:
         int8_block: numbers that share a scale: 16, 32, 64 or 128 of a row, "row" for the whole row, or "auto" for 32
             or 64 by the matrix's width.
-        quantize_head: store the output layer in the format too, and with it an embedding that is tied to it.
+        quantize_head: store the output layer in the format too, and with it an embedding that is tied to it; None
+            where `for_weights` finds that it pays.
 
     Raises:
         ValueError: `int8_block` is none of these.
     """
 
     int8_block: int | str = "auto"
-    quantize_head: bool = False
+    quantize_head: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the options."""
         if self.int8_block not in (*BLOCK_SIZES, "row", "auto"):
             sizes = ", ".join(str(size) for size in BLOCK_SIZES)
             raise ValueError(f"int8_block must be one of {sizes}, row or auto, got {self.int8_block!r}")
+
+    def for_weights(self, weights: Mapping[str, Tensor]) -> "WeightOptions":
+        """Returns the options with `quantize_head` decided for a model, given by its canonical weights.
+
+        The output layer is quantised where in float32 it would be more than half of what a token reads: leaving it
+        would then cost more time than quantising all other matrices saves.
+        """
+        if self.quantize_head is not None:
+            return self
+        head_bytes = 4 * weights.get("head.weight", weights["embed"]).numel()
+        other_bytes = sum(
+            matrix.numel() for name, matrix in weights.items() if name.startswith("layers.") and matrix.ndim == 2
+        )
+        return replace(self, quantize_head=head_bytes > other_bytes)
 
 
 class WeightFormat(Protocol):
@@ -137,7 +152,7 @@ class Int8:
             "bits": 8,
             "scheme": "symmetric, uint8 around 128",
             "block": self._options.int8_block,
-            "head": self._options.quantize_head,
+            "head": bool(self._options.quantize_head),
             "activations": "int8, one scale a row and block",
         }
 

@@ -12,6 +12,7 @@ from variations import RandomModel, model_of, random_model, state_dict_of, varia
 
 from infer.exporter import operators
 from infer.exporter.quantize import BLOCK_SIZES
+from infer.exporter.weight_formats import WeightOptions
 
 UNPADDED = {"arch": "modern", "n_embed": 64, "vocab_size": 67, "context_length": 15, "ffn_hidden": 160, "n_blocks": 1}
 
@@ -178,3 +179,18 @@ def test_blocks_confine_what_an_outlier_channel_spoils():
 
     assert 1 - likeness(16) < 0.5 * (1 - likeness("row"))
     assert likeness(16) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tied", "quantised"),
+    [(67, True, False), (67, False, False), (2001, True, True), (2001, False, True)],
+)
+def test_the_head_is_quantised_where_in_float_it_were_most_of_what_a_token_reads(
+    vocab_size: int, tied: bool, quantised: bool
+):
+    weights = random_model({**UNPADDED, "vocab_size": vocab_size, "tie_embeddings": tied}).checkpoint.weights
+    blocks = sum(tensor.numel() for name, tensor in weights.items() if "layers." in name and tensor.ndim > 1)
+    assert (4 * 64 * vocab_size > blocks) == quantised
+    assert WeightOptions().for_weights(weights).quantize_head is quantised
+    for chosen in (True, False):
+        assert WeightOptions(quantize_head=chosen).for_weights(weights).quantize_head is chosen
