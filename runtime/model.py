@@ -73,8 +73,8 @@ class LanguageModel:
             BundleError: the bundle is missing, damaged, or needs a newer ONNX Runtime.
             ValueError: `threads` is below 1.
         """
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads must be a whole number of at least 1, got {threads!r}")
         manifest = read_manifest(Path(bundle))
         check_onnxruntime(manifest.min_onnxruntime)
         name, variant = manifest.variant(precision)

@@ -36,7 +36,7 @@ class Sampler:
         self._masked = tuple(ids_without_text)
         self._uniforms = UniformStream(options.seed)
         self.seed = self._uniforms.seed
-        self._n_rows = 0
+        self._n_rows = self._n_prompt = 0
 
     def pick(self, logits: Logits, seen_ids: SeenIds = ()) -> tuple[int, float]:
         """Returns the next token and its `log_probability`.
@@ -48,7 +48,7 @@ class Sampler:
         Raises:
             NonFiniteLogits: the model computed NaN or infinity.
         """
-        highest = self.check(logits)
+        highest = self._check(logits, seen_ids)
         if self.options.repetition_penalty != 1:
             token_id = draw(distribution(logits, self.options, seen_ids=seen_ids), self.uniform())
             return token_id, self.log_probability(logits, token_id, seen_ids)
@@ -60,20 +60,19 @@ class Sampler:
 
     def candidates(self, logits: Logits, seen_ids: SeenIds = ()) -> Distribution:
         """Returns the distribution that the next token is drawn from; arguments and errors as for `pick`."""
-        self.check(logits)
+        self._check(logits, seen_ids)
         return distribution(logits, self.options, seen_ids=seen_ids)
 
-    def check(self, logits: Logits) -> float:
-        """Masks ids without text in a row, in place, and returns its highest logit.
-
-        Raises:
-            NonFiniteLogits: the row cannot be sampled from.
-        """
+    def _check(self, logits: Logits, seen_ids: SeenIds) -> float:
+        """Masks ids without text in a row, in place, and returns its highest logit."""
+        if self._n_rows == 0:
+            self._n_prompt = len(seen_ids)
         self._n_rows += 1
         mask_ids(logits, self._masked)
         highest = float(np.maximum.reduce(logits))
         if not math.isfinite(highest):
-            check_finite(logits, self._n_rows)
+            # Rows of a draft are counted too: where the text is known, its length tells the step.
+            check_finite(logits, len(seen_ids) - self._n_prompt + 1 if len(seen_ids) else self._n_rows)
         return highest
 
     def log_probability(self, logits: Logits, token_id: int, seen_ids: SeenIds = ()) -> float:

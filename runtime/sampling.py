@@ -10,6 +10,7 @@ float64; what touches all V logits stays in float32, because it happens once a t
 
 import math
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -44,7 +45,7 @@ class _Rule:
 
 
 _RULES = {
-    "temperature": _Rule(Real, lambda value: 0 <= value < math.inf, "0 (greedy) or a finite number above 0"),
+    "temperature": _Rule(Real, lambda value: 0 <= value <= sys.float_info.max, "0 (greedy) or a finite number above 0"),
     "top_k": _Rule(Integral, lambda value: value >= 0, "0 (off) or a whole number above 0"),
     "top_p": _Rule(Real, lambda value: 0 < value <= 1, "above 0 and at most 1 (off)"),
     "min_p": _Rule(Real, lambda value: 0 <= value < 1, "at least 0 (off) and below 1"),

@@ -207,7 +207,11 @@ def test_numbers_of_numpy_as_options_promote_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("temperature", [-1, math.nan, math.inf, "hot", None, True], r"0 \(greedy\) or a finite number above 0"),
+        (
+            "temperature",
+            [-1, math.nan, math.inf, 10**400, "hot", None, True],
+            r"0 \(greedy\) or a finite number above 0",
+        ),
         ("top_k", [-1, 1.5, None, False], r"0 \(off\) or a whole number above 0"),
         ("top_p", [-1, 0, 1.5, math.nan], r"above 0 and at most 1 \(off\)"),
         ("min_p", [-0.1, 1, math.nan], r"at least 0 \(off\) and below 1"),

@@ -99,9 +99,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return calls
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_fewer_threads_than_one_are_refused(threads: int, bundle: Path):
-    with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
+@pytest.mark.parametrize("threads", [0, -1, 1.5])
+def test_threads_other_than_a_whole_number_of_at_least_one_are_refused(threads: float, bundle: Path):
+    with pytest.raises(ValueError, match=f"threads must be a whole number of at least 1, got {threads}"):
         LanguageModel.load(bundle, threads=threads)
 
 
