@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from infer.runtime.sampling import (
     Distribution,
     SamplingOptions,
-    UniformStream,
     check_finite,
     distribution,
     draw,
@@ -17,6 +16,7 @@ from infer.runtime.sampling import (
     mask_ids,
     sample,
 )
+from infer.runtime.uniforms import UniformStream
 
 Logits = NDArray[np.float32]
 SeenIds = Sequence[int] | NDArray[np.int64]

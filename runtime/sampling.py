@@ -9,8 +9,6 @@ float64; what touches all V logits stays in float32, because it happens once a t
 """
 
 import math
-import secrets
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -44,8 +42,15 @@ class _Rule:
     words: str
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the floats
+        return False
+
+
 _RULES = {
-    "temperature": _Rule(Real, lambda value: 0 <= value <= sys.float_info.max, "0 (greedy) or a finite number above 0"),
+    "temperature": _Rule(Real, lambda value: value >= 0 and _is_finite(value), "0 (greedy) or a finite number above 0"),
     "top_k": _Rule(Integral, lambda value: value >= 0, "0 (off) or a whole number above 0"),
     "top_p": _Rule(Real, lambda value: 0 < value <= 1, "above 0 and at most 1 (off)"),
     "min_p": _Rule(Real, lambda value: 0 <= value < 1, "at least 0 (off) and below 1"),
@@ -195,29 +200,6 @@ def _draw(ids: NDArray[np.int64], weights: NDArray[np.float64], uniform: float) 
     if position == running.size:
         position = int(running.searchsorted(running[-1]))
     return int(ids[start + position])
-
-
-class UniformStream:
-    """Uniform numbers in [0, 1) that depend on the seed alone: not on the machine, nor on numpy's version.
-
-    The n-th number is the n-th 64-bit output of numpy's PCG64 bit generator, its upper 53 bits times 2**-53. (The
-    streams of bit generators are covered by numpy's compatibility policy; those of `Generator.random` are not.)
-
-    Args:
-        seed: 0 ... 2**64 - 1; None takes a fresh one of 32 bits, short enough to be typed again.
-
-    Example:
-        >>> UniformStream(7).next() == UniformStream(7).next()
-        True
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = secrets.randbits(32) if seed is None else int(seed)
-        self._bits = np.random.PCG64(self.seed)
-
-    def next(self) -> float:
-        """Returns the next number, a multiple of 2**-53."""
-        return (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
 
 def log_probability(

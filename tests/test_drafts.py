@@ -11,8 +11,9 @@ from infer.runtime.drafts import ModelDraft, PromptLookup, certain
 from infer.runtime.errors import DraftMismatch
 from infer.runtime.generate import GenerationOptions
 from infer.runtime.sampler import Sampler
-from infer.runtime.sampling import SamplingOptions, UniformStream, distribution, draw
+from infer.runtime.sampling import SamplingOptions, distribution, draw
 from infer.runtime.text import Tokenizer
+from infer.runtime.uniforms import UniformStream
 
 V = 256
 RULE = murmur(3)

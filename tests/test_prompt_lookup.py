@@ -11,7 +11,8 @@ from scripted import ScriptedModel, one_hot
 from infer.runtime.drafts import PromptLookup
 from infer.runtime.generate import GenerationOptions
 from infer.runtime.sampler import Sampler
-from infer.runtime.sampling import SamplingOptions, UniformStream
+from infer.runtime.sampling import SamplingOptions
+from infer.runtime.uniforms import UniformStream
 
 V = 256
 TEXT = list(b"And God said, Let there be light: and there was light.")

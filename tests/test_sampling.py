@@ -10,12 +10,12 @@ from infer.runtime.sampler import Sampler
 from infer.runtime.sampling import (
     Distribution,
     SamplingOptions,
-    UniformStream,
     check_finite,
     distribution,
     draw,
     log_probability,
 )
+from infer.runtime.uniforms import UniformStream
 
 NEARLY_ONE = 1 - 2.0**-53
 
