@@ -73,8 +73,8 @@ class Attention(nn.Module):
         self.o = fmt.product(pad.rows(weights["o.weight"].T).T)
         self.gated, self.qk_norm = settings.attn_gate, settings.qk_norm
         if self.qk_norm:
-            self.q_norm = nn.Buffer(pad.norm_weight(weights["q_norm"]))
-            self.k_norm = nn.Buffer(pad.norm_weight(weights["k_norm"]))
+            of_head = settings.n_head * [weights["q_norm"]] + settings.n_kv_head * [weights["k_norm"]]
+            self.qk_norm_weight = nn.Buffer(torch.stack([pad.norm_weight(weight) for weight in of_head]))
             self.norm_eps = pad.norm_eps(settings.norm_eps)
 
     def forward(
@@ -87,8 +87,10 @@ class Attention(nn.Module):
             packed, gate = packed.split([n_query + 2 * n_kv, n_query], dim=-1)
         key_value = None
         if self.qk_norm:
-            packed, key, value = packed.split([n_query, n_kv, n_kv], dim=-1)
-            packed, key = self._normed_heads(packed, self.q_norm), self._normed_heads(key, self.k_norm)
+            query_key, value = packed.split([n_query + n_kv, n_kv], dim=-1)
+            query_key = operators.split_heads(query_key, self.shape.head_size)
+            query_key = operators.merge_heads(operators.rms_norm(query_key, self.qk_norm_weight, self.norm_eps))
+            packed, key = query_key.split([n_query, n_kv], dim=-1)
             key_value = key, value
         heads, key_cache, value_cache = operators.grouped_query_attention(
             packed, key_value, past, lengths=lengths, rope=rope, shape=self.shape
@@ -96,11 +98,6 @@ class Attention(nn.Module):
         if gate is not None:
             heads = heads * gate.sigmoid()
         return self.o(heads), key_cache, value_cache
-
-    def _normed_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm over each head of x (B, T, heads·D)."""
-        heads = operators.split_heads(x, self.shape.head_size)
-        return operators.merge_heads(operators.rms_norm(heads, weight, self.norm_eps))
 
 
 class MLP(nn.Module):

@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: (..., N) float32.
-        weight: (N,) float32.
+        weight: (N,) float32, or (heads, N) for x (..., heads, N): one norm for all heads is one node.
         eps: added to the mean of the squares.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", equation 4.

@@ -63,10 +63,10 @@ def top_k_of(logits: NDArray[np.float32], top_k: int) -> tuple[NDArray[np.int64]
     if not 0 < top_k < logits.size:
         ids: NDArray[np.int64] = (logits > -np.inf).nonzero()[0]
         return ids, logits[ids]
-    groups = max(64, 2 * top_k)
+    groups = max(64, 4 * top_k)
     if logits.size >= 4 * groups:
         # The k-th highest of the maxima of groups is a lower bound for the k-th highest logit. It costs one pass and
-        # leaves some 1.4 k numbers to the second partition, which takes far longer for each.
+        # leaves little more than k numbers to the second partition, which takes far longer for each.
         whole = logits.size - logits.size % groups
         maxima = np.maximum.reduce(logits[:whole].reshape(-1, groups), 0)
         maxima.partition(groups - top_k)

@@ -149,7 +149,7 @@ def test_graphs_are_made_of_the_fused_operators(run: Run, program: str):
         assert count["SkipLayerNormalization"] == 2 * layers + 1
     else:
         assert count["SkipSimplifiedLayerNormalization"] == 2 * layers
-        assert count["SimplifiedLayerNormalization"] == 1 + 2 * layers * settings.qk_norm
+        assert count["SimplifiedLayerNormalization"] == 1 + layers * settings.qk_norm
     for unfused in ("Softmax", "Transpose", "Concat", "Shape", "Where", "Sqrt", "Pow", "ReduceMean", "Slice", "Range"):
         assert unfused not in used
 
