@@ -103,17 +103,35 @@ def best_draft_tokens(costs: Costs, acceptance: float) -> int:
 
 
 @dataclass
-class AutoLength:
-    """Measures passes and acceptance, and guesses as many tokens as pay; pauses where none do, and tries again later.
+class TimedCosts:
+    """What passes of a target and a draft have cost so far; it may be kept from one text to the next.
 
     Attributes:
-        target_s: running means of the target's passes, by number of rows.
-        draft_token_s: running mean of a guess, None before the first.
-        acceptance: running share of guesses that are kept.
+        target_s: running means of the target's passes in seconds, by number of rows.
+        draft_token_s: running mean of a guess in seconds, None before the first.
     """
 
     target_s: dict[int, float] = field(default_factory=dict)
     draft_token_s: float | None = None
+
+    def record(self, guessed: int, *, target_s: float, draft_s: float) -> None:
+        """Takes the seconds of a pass with so many guesses."""
+        rows = guessed + 1
+        self.target_s[rows] = _running_cost(self.target_s.get(rows), target_s)
+        if guessed:
+            self.draft_token_s = _running_cost(self.draft_token_s, draft_s / guessed)
+
+
+@dataclass
+class AutoLength:
+    """Measures passes and acceptance, and guesses as many tokens as pay; pauses where none do, and tries again later.
+
+    Attributes:
+        timed: what passes cost, perhaps from texts before.
+        acceptance: running share of guesses that are kept.
+    """
+
+    timed: TimedCosts = field(default_factory=TimedCosts)
     acceptance: float = 0.7
     _tries: int = _TRIES
     _all_kept: bool = True
@@ -122,24 +140,23 @@ class AutoLength:
 
     def next(self) -> int:
         """Returns how many tokens to guess now: none and a few to time both, then what pays."""
-        if 1 not in self.target_s:
+        timed = self.timed
+        if 1 not in timed.target_s:
             return 0
-        if self.draft_token_s is None:
+        if timed.draft_token_s is None:
             return 2
-        best = best_draft_tokens(Costs(self.target_s, self.draft_token_s), self.acceptance)
+        best = best_draft_tokens(Costs(timed.target_s, timed.draft_token_s), self.acceptance)
         return max(best, min(self._tries, 1))
 
     def record(self, guessed: int, accepted: int, *, target_s: float, draft_s: float) -> None:
         """Takes what a pass did: guesses made and kept, seconds in target and draft."""
-        rows = guessed + 1
-        self.target_s[rows] = _running_cost(self.target_s.get(rows), target_s)
+        self.timed.record(guessed, target_s=target_s, draft_s=draft_s)
         if guessed == 0:
             self._waited += 1
             if self._waited >= self._pause:
                 self._tries, self._all_kept = _TRIES, True
             return
         self._waited = 0
-        self.draft_token_s = _running_cost(self.draft_token_s, draft_s / guessed)
         for i in range(min(accepted + 1, guessed)):
             self.acceptance = _running(self.acceptance, float(i < accepted))
         if self._tries:

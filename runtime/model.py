@@ -4,12 +4,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infer.runtime.decoder import Logits, OnnxDecoder, checked_ids
-from infer.runtime.draft_length import AutoLength, FixedLength
+from infer.runtime.draft_length import AutoLength, FixedLength, TimedCosts
 from infer.runtime.drafts import ModelDraft, PromptLookup, check_draft
 from infer.runtime.errors import ContextFull, PromptError
 from infer.runtime.generate import GenerationOptions, Step, draw_tokens, stream_text
@@ -48,6 +49,9 @@ class LanguageModel:
         """Takes the parts; use `load`."""
         self.manifest, self.precision, self.threads, self.tokenizer = manifest, precision, threads, tokenizer
         self._sessions = sessions
+        # What speculation has timed in this process, so that a later text need not time it again.
+        self._lookup_costs = TimedCosts()
+        self._draft_costs: WeakKeyDictionary[LanguageModel, TimedCosts] = WeakKeyDictionary()
 
     @classmethod
     def load(
@@ -152,11 +156,12 @@ class LanguageModel:
         if isinstance(draft, LanguageModel):
             check_draft((self.manifest, self.tokenizer), (draft.manifest, draft.tokenizer))
             guesses = ModelDraft(draft.decoder(), self.manifest.vocab_size)
+            timed = self._draft_costs.setdefault(draft, TimedCosts())
         elif draft == "lookup":
-            guesses = PromptLookup()
+            guesses, timed = PromptLookup(), self._lookup_costs
         else:
             raise ValueError(f"draft must be a LanguageModel or 'lookup', got {draft!r}")
-        length = AutoLength() if num_draft_tokens == "auto" else FixedLength(num_draft_tokens)
+        length = AutoLength(timed) if num_draft_tokens == "auto" else FixedLength(num_draft_tokens)
         return SpeculativeSource(self.decoder(), guesses, sampler, length, options.overflow)
 
     def logits(self, token_ids: Sequence[Sequence[int]] | NDArray[np.int64]) -> Logits:

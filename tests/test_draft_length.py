@@ -14,6 +14,7 @@ from infer.runtime.draft_length import (
     best_draft_tokens,
 )
 from infer.runtime.generate import GenerationOptions
+from infer.runtime.model import LanguageModel
 
 FLAT = {1: 10.0, 17: 10.0}  # a pass costs the same whatever its rows
 LINEAR = {1: 10.0, 17: 170.0}  # every row costs as much as the first
@@ -255,9 +256,9 @@ def test_one_slow_pass_says_little_and_one_fast_pass_much():
     length = AutoLength()
     for seconds in (10.0, 10.0, 100.0):
         length.record(0, 0, target_s=seconds, draft_s=0.0)
-    assert length.target_s[1] == pytest.approx(19.0)
+    assert length.timed.target_s[1] == pytest.approx(19.0)
     length.record(0, 0, target_s=9.0, draft_s=0.0)
-    assert length.target_s[1] == 9.0
+    assert length.timed.target_s[1] == 9.0
 
 
 def test_acceptance_counts_each_guess_up_to_the_first_rejection():
@@ -293,3 +294,16 @@ def test_auto_stops_asking_a_draft_that_is_always_wrong(monkeypatch: pytest.Monk
     stats = target.generate(b">", options, GREEDY, draft=draft, num_draft_tokens="auto").speculation
     assert 2 <= stats.proposed < 40
     assert stats.accepted == 0
+
+
+def test_what_a_text_has_timed_serves_the_next_with_the_same_draft():
+    target, draft, other = (model(murmur(1), window=64) for _ in range(3))
+
+    def calls(draft: LanguageModel) -> int:
+        options = GenerationOptions(max_new_tokens=3)  # a prefill, a pass, and one more if that had no guesses
+        result = target.generate(b">", options, GREEDY, draft=draft, num_draft_tokens="auto").speculation
+        return result.draft_calls
+
+    assert calls(draft) == 0  # the pass without guesses is timed
+    assert calls(draft) > 0
+    assert calls(other) == 0
