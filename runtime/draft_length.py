@@ -12,6 +12,7 @@ from typing import Protocol
 
 MOST_DRAFT_TOKENS = 16
 _MEMORY = 0.9  # of a running mean: how much of the old value stays
+_PRIOR_GUESSES = 2  # so many guesses is the acceptance that a text starts with worth
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256  # passes without guesses before guessing is tried again
 _TRIES = 2  # passes with guesses then: the first also feeds the draft what it has missed, only the next tells its cost
 
@@ -133,6 +134,7 @@ class AutoLength:
 
     timed: TimedCosts = field(default_factory=TimedCosts)
     acceptance: float = 0.7
+    _checked: int = 0
     _tries: int = _TRIES
     _all_kept: bool = True
     _pause: int = _FIRST_PAUSE
@@ -158,7 +160,9 @@ class AutoLength:
             return
         self._waited = 0
         for i in range(min(accepted + 1, guessed)):
-            self.acceptance = _running(self.acceptance, float(i < accepted))
+            self._checked += 1
+            weight = max(1 - _MEMORY, 1 / (_PRIOR_GUESSES + self._checked))
+            self.acceptance += weight * ((i < accepted) - self.acceptance)
         if self._tries:
             self._tries -= 1
             self._all_kept = self._all_kept and accepted == guessed
@@ -166,10 +170,6 @@ class AutoLength:
                 self._pause = _FIRST_PAUSE if self._all_kept else min(2 * self._pause, _LONGEST_PAUSE)
 
 
-def _running(mean: float | None, value: float) -> float:
-    return value if mean is None else _MEMORY * mean + (1 - _MEMORY) * value
-
-
 def _running_cost(mean: float | None, value: float) -> float:
     """Follows a faster pass at once: a slow one (the first of its kind, a busy machine) says little."""
-    return value if mean is None or value < mean else _running(mean, value)
+    return value if mean is None or value < mean else _MEMORY * mean + (1 - _MEMORY) * value

@@ -264,10 +264,15 @@ def test_one_slow_pass_says_little_and_one_fast_pass_much():
 def test_acceptance_counts_each_guess_up_to_the_first_rejection():
     length = AutoLength(acceptance=0.5)
     length.record(4, 1, target_s=1.0, draft_s=1.0)  # one kept, one rejected, two never looked at
-    assert length.acceptance == pytest.approx(0.9 * (0.9 * 0.5 + 0.1))
+    assert length.acceptance == pytest.approx(2 / 4)  # one of two that are taken for granted, and one of two
     length = AutoLength(acceptance=0.5)
     length.record(2, 2, target_s=1.0, draft_s=1.0)
-    assert length.acceptance == pytest.approx(1 - 0.5 * 0.9**2)
+    assert length.acceptance == pytest.approx(3 / 4)
+    for _ in range(100):
+        length.record(1, 1, target_s=1.0, draft_s=1.0)
+    settled = length.acceptance
+    length.record(1, 0, target_s=1.0, draft_s=1.0)
+    assert length.acceptance == pytest.approx(0.9 * settled)
 
 
 # In a generation
