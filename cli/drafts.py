@@ -22,7 +22,8 @@ DraftModelOption = Annotated[
         "--draft-model",
         metavar="BUNDLE|self|lookup",
         help="Guess several tokens at a time, which the model then checks in one pass: another bundle guesses, or "
-        "the bundle's own int8 variant, or what followed the same words before. The text stays the model's own.",
+        "the bundle's own int8 variant, or what followed the same words before. The text keeps the model's own "
+        "distribution.",
     ),
 ]
 DraftPrecisionOption = Annotated[

@@ -6,6 +6,8 @@ from types import FrameType
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    for later in (signal.SIGTERM, signal.SIGINT):  # tidying up is not interrupted again
+        signal.signal(later, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

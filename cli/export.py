@@ -11,6 +11,7 @@ from infer.cli.console import checked_options, export_packages, print_json
 if TYPE_CHECKING:
     from infer.exporter.export import ExportResult
 
+_SIZES = ("16", "32", "64", "128")
 EXAMPLE = """\b
 Examples:
   infer export student.pt
@@ -89,7 +90,7 @@ def export(
             eos_tokens=tuple(eos_token or ()),
             force=force,
             weights=WeightOptions(
-                int8_block=int(int8_block) if int8_block.isdecimal() else int8_block, quantize_head=quantize_head
+                int8_block=int(int8_block) if int8_block in _SIZES else int8_block, quantize_head=quantize_head
             ),
         )
     with stages() as on_stage:

@@ -72,7 +72,7 @@ def _run_command(args: Sequence[str]) -> int:
         return done.exit_code
     except UsageError as error:
         command_path = error.ctx.command_path if error.ctx else "infer"
-        print_message("error", f"{error.format_message().rstrip('.')}; see {command_path} --help")
+        print_message("error", f"{error.format_message().rstrip('. ')}; see {command_path} --help")
         return 2
     except (InferError, ImportError) as error:
         if _was_interrupted(error):

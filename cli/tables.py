@@ -157,7 +157,7 @@ def _formatted(form: str, value: Any) -> str:
         return "-"
     try:
         return form.format(value)
-    except (ValueError, TypeError):  # a manifest that was edited
+    except (ValueError, TypeError, OverflowError):  # a manifest that was edited
         return str(value)
 
 

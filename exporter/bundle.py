@@ -39,6 +39,7 @@ def staged_folder(output: Path, *, force: bool) -> Iterator[Path]:
         ExportError: `output` exists and `force` is False, or it is not a bundle, or it cannot be written.
     """
     check_output(output, force=force)
+    new_parents = [folder for folder in output.parents if not folder.exists()]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -52,6 +53,9 @@ def staged_folder(output: Path, *, force: bool) -> Iterator[Path]:
         raise ExportError(f"cannot write {output}: {error.strerror or error}; nothing was left behind") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the first that is not empty ends it: with the bundle in place, at once
+            for folder in new_parents:
+                folder.rmdir()
 
 
 def check_output(output: Path, *, force: bool) -> None:

@@ -63,6 +63,9 @@ class ExportOptions:
             raise ValueError(f"precision {', '.join(unknown) or 'none'} is not one of {', '.join(FORMATS)}")
         if len(set(self.precisions)) < len(self.precisions):
             raise ValueError(f"precision is named twice in {', '.join(self.precisions)}")
+        for name in ("int8_block", "quantize_head"):
+            if self.precisions == ("fp32",) and getattr(self.weights, name) != getattr(WeightOptions(), name):
+                raise ValueError(f"{name} says nothing about fp32; export int8 too")
         if self.context_length is not None and self.context_length < 1:
             raise ValueError(f"context length must be at least 1, got {self.context_length}")
 

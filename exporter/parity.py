@@ -19,7 +19,7 @@ from infer.runtime.errors import ParityError
 from infer.runtime.manifest import Manifest
 from infer.runtime.model import LanguageModel
 
-_WAY_OUT = "; a finer --int8-block, --no-quantize-head or --precision fp32 is nearer"
+_WAY_OUT = "; export with a finer --int8-block, with --no-quantize-head or with --precision fp32 alone"
 
 
 @dataclass(frozen=True)

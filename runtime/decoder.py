@@ -212,6 +212,8 @@ def checked_ids(token_ids: Sequence[int] | NDArray[Any], vocab_size: int) -> NDA
         TypeError: the ids are not whole numbers.
     """
     ids = np.asarray(token_ids)
+    if ids.dtype == object and all(isinstance(token_id, int) for token_id in ids.flat):  # beyond 64 bits
+        raise PromptError(f"a token id is far outside the model's vocabulary of {vocab_size} ids")
     if ids.dtype.kind not in "iu":
         raise TypeError(f"token ids must be whole numbers, got {ids.dtype}")
     outside = ids[(ids < 0) | (ids >= vocab_size)]

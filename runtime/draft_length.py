@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from infer.runtime.checks import is_whole
+
 MOST_DRAFT_TOKENS = 16
 _MEMORY = 0.9  # of a running mean: how much of the old value stays
 _PRIOR_GUESSES = 2  # so many guesses is the acceptance that a text starts with worth
@@ -39,8 +41,8 @@ class FixedLength:
 
     def __post_init__(self) -> None:
         """Checks the number."""
-        if isinstance(self.count, bool) or self.count not in range(1, MOST_DRAFT_TOKENS + 1):
-            raise ValueError(f"num_draft_tokens must be 1 to {MOST_DRAFT_TOKENS} or auto, got {self.count}")
+        if not is_whole(self.count) or not 1 <= self.count <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"num_draft_tokens must be 1 to {MOST_DRAFT_TOKENS} or auto, got {self.count!r}")
 
     def next(self) -> int:
         """Returns how many tokens to guess now."""

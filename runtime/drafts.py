@@ -42,6 +42,8 @@ class ModelDraft:
         count = min(count, self._decoder.window)
         pending = self._catch_up(text, count, context_start)
         guesses: list[Guess] = []
+        if max(pending) >= self._decoder.vocab_size:
+            return guesses  # a prompt may hold an id without text that only the target has
         seen = list(text)
         for _ in range(count):
             logits = self._feed(pending)[: self._vocab_size]

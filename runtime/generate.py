@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from infer.runtime.checks import is_whole
 from infer.runtime.decoder import Decoder, Logits
 from infer.runtime.errors import ContextFull
 from infer.runtime.sampler import Sampler
@@ -42,9 +43,12 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if "" in self.stop:
+        if not is_whole(self.max_new_tokens) or self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens!r}")
+        if not all(is_whole(token_id) and token_id >= 0 for token_id in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
+        stop: object = self.stop
+        if isinstance(stop, str) or "" in self.stop:
             raise ValueError(f"stop must hold texts that are not empty, got {self.stop!r}")
         if self.overflow not in ("shift", "stop", "error"):
             raise ValueError(f"overflow must be shift, stop or error, got {self.overflow!r}")

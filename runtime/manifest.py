@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ FORMAT = "infer-bundle"
 FORMAT_VERSION = 1
 _MOST_TOKENS = 2**31 - 1  # lengths are int32 in the graphs
 _MOST_LAYERS = 10_000  # as at export: each is looked for in the graphs, so this bounds the work for a bad file
+_MOST_MANIFEST_BYTES, _MOST_DIGITS = 1 << 24, 20
 _MOST_BYTES = 2**63 - 1  # no number of a bundle is larger
 
 
@@ -111,13 +113,13 @@ def read_manifest(folder: Path) -> Manifest:
         BundleError: no bundle there, another format version, or a manifest that contradicts itself.
     """
     try:
-        text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
+        text = _text_of(folder / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(_not_a_bundle(folder)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{folder / MANIFEST_NAME} cannot be read: {error}") from error
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, parse_int=_json_int)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{folder / MANIFEST_NAME} is not JSON ({error}); export the model again") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -135,6 +137,23 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{folder / MANIFEST_NAME} {what}; export the model again") from error
     _check(manifest)
     return manifest
+
+
+def _text_of(path: Path) -> str:
+    """Returns the text of a plain file: anything else could block, or never end."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no file"
+        raise BundleError(f"{path} is {kind}; a bundle holds plain files only")
+    if status.st_size > _MOST_MANIFEST_BYTES:
+        raise BundleError(f"{path} has {status.st_size} bytes; a manifest has at most {_MOST_MANIFEST_BYTES}")
+    return path.read_text(encoding="utf-8")
+
+
+def _json_int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _not_a_bundle(folder: Path) -> str:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from infer.runtime.checks import is_whole
 from infer.runtime.decoder import Logits, OnnxDecoder, checked_ids
 from infer.runtime.draft_length import AutoLength, FixedLength, TimedCosts
 from infer.runtime.drafts import ModelDraft, PromptLookup, check_draft
@@ -77,7 +78,7 @@ class LanguageModel:
             BundleError: the bundle is missing, damaged, or needs a newer ONNX Runtime.
             ValueError: `threads` is below 1.
         """
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (not is_whole(threads) or threads < 1):
             raise ValueError(f"threads must be a whole number of at least 1, got {threads!r}")
         manifest = read_manifest(Path(bundle))
         check_onnxruntime(manifest.min_onnxruntime)

@@ -185,10 +185,11 @@ def _make(entry: Path, manifest: Manifest, precision: str, variant: Variant) -> 
         (staging / _SCRATCH).unlink()
         for name, source in zip(_GRAPHS, (variant.prefill, variant.decode), strict=True):
             original = manifest.path(source).read_bytes()
-            graph = with_initializers(original, packed)
-            if not all(name in packed for name, tensor in initializers(original).items() if is_external(tensor)):
+            # Small constants stay as they are: their names say nothing, and are those of others in the other graph.
+            weights = [name for name, tensor in initializers(original).items() if is_external(tensor)]
+            if not all(weight in packed for weight in weights):
                 raise ValueError("ONNX Runtime renamed weights of the graph")
-            (staging / name).write_bytes(graph)
+            (staging / name).write_bytes(with_initializers(original, {weight: packed[weight] for weight in weights}))
         origin = manifest.raw.get("source")  # for display only, so it was not checked
         record = {
             "source": str(origin.get("file", "")) if isinstance(origin, dict) else "",

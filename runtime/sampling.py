@@ -154,7 +154,7 @@ def _weights(
     """Returns the ids that the filters keep, ascending, and their probabilities up to a common factor."""
     if options.temperature == 0:
         return np.array([row.argmax()], dtype=np.int64), np.ones(1)
-    ids, kept_logits = top_k_of(row, options.top_k)
+    ids, kept_logits = top_k_of(row, int(options.top_k))
     weights = kept_logits.astype(np.float64)
     weights -= highest
     weights /= _divisor(options.temperature)

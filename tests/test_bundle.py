@@ -52,6 +52,17 @@ def test_a_failure_or_an_interrupt_leaves_nothing_behind_and_the_older_bundle_as
         assert os.listdir(old.parent) == ["bundle"]
 
 
+def test_a_failure_takes_the_parent_folders_that_it_made_with_it_and_no_others(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    with (
+        pytest.raises(ParityError),
+        staged_folder(tmp_path / "there" / "new" / "deep" / "bundle", force=False) as folder,
+    ):
+        assert folder.parent == tmp_path / "there" / "new" / "deep"
+        raise ParityError("wrong")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
 def test_an_existing_bundle_is_refused_without_force_and_replaced_whole_with_it(old: Path):
     before = contents(old)
     with pytest.raises(ExportError, match="--force") as error:

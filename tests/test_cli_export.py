@@ -47,6 +47,14 @@ def test_export_as_json_is_one_object(checkpoint, tmp_path, monkeypatch):
     assert (weight_format["block"], weight_format["head"]) == (32, True)
 
 
+@pytest.mark.parametrize("flags", [("--int8-block", "32"), ("--quantize-head",), ("--no-quantize-head",)])
+def test_options_of_int8_are_refused_for_float32_alone(checkpoint, tmp_path, flags):
+    run = infer("export", checkpoint, "-o", tmp_path / "bundle", "--precision", "fp32", *flags)
+    wanted = "--int8-block" if len(flags) == 2 else "--quantize-head"
+    assert run.code == 2 and f"{wanted} says nothing about fp32; export int8 too" in run.error
+    assert left_in(tmp_path) == ["tiny.pt"]
+
+
 def test_an_existing_bundle_is_overwritten_only_by_force(checkpoint, tmp_path, bundle):
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())

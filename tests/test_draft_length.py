@@ -33,7 +33,7 @@ def test_a_fixed_number_stays_whatever_happens():
     assert length.next() == 3
 
 
-@pytest.mark.parametrize("count", [0, -1, MOST_DRAFT_TOKENS + 1, True, 1.5])
+@pytest.mark.parametrize("count", [0, -1, MOST_DRAFT_TOKENS + 1, True, 1.5, 4.0])
 def test_a_fixed_number_out_of_range_is_refused(count: object):
     with pytest.raises(ValueError, match="num_draft_tokens must be 1 to 16 or auto, got "):
         FixedLength(count)

@@ -222,6 +222,15 @@ def test_rows_without_text_may_differ_in_number_and_are_neither_proposed_nor_acc
             assert result.token_ids == padded(1, target_size).generate(b">", options, sampling).token_ids
 
 
+def test_a_draft_without_an_id_of_the_prompt_guesses_nothing_until_that_has_left_the_window():
+    target, draft, plain = padded(1, 320), padded(1, 264), padded(1, 320)
+    prompt, options = [65, 300, 66], GenerationOptions(max_new_tokens=60)
+    steps = list(target.stream(prompt, options, GREEDY, draft=draft))
+    assert [step.token_id for step in steps] == list(plain.generate(prompt, options, GREEDY).token_ids)
+    guessed = [step.from_draft for step in steps]
+    assert not any(guessed[:29]) and any(guessed[29:])  # a window of 32 tokens
+
+
 def test_an_id_without_text_in_the_prompt_is_not_accepted_where_the_text_repeats():
     # The prompt holds it, so that a lookup proposes it; the target gives it no probability.
     target = padded(1, 264)

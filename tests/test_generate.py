@@ -147,8 +147,11 @@ def test_a_stream_that_has_ended_stays_ended():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"max_new_tokens": -5}, "max_new_tokens must be at least 1, got -5"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
+        ({"max_new_tokens": -5}, "max_new_tokens must be a whole number of at least 1, got -5"),
+        ({"max_new_tokens": True}, "max_new_tokens must be a whole number of at least 1, got True"),
+        ({"stop_token_ids": ("5",)}, "stop_token_ids must hold token ids"),
+        ({"stop": "ab"}, "stop must hold texts that are not empty, got 'ab'"),
         ({"stop": ("a", "")}, "stop must hold texts that are not empty"),
         ({"overflow": "slide"}, "overflow must be shift, stop or error, got 'slide'"),
     ],

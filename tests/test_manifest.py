@@ -1,5 +1,6 @@
 import copy
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,28 @@ def test_a_folder_or_a_file_that_is_no_bundle_is_named(tmp_path: Path):
             read_manifest(path)
 
 
-def test_a_manifest_that_is_a_folder_cannot_be_read(tmp_path: Path):
-    (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(BundleError, match="cannot be read"):
+def test_a_manifest_that_is_no_plain_file_is_refused_and_not_read(tmp_path: Path):
+    path = tmp_path / "manifest.json"
+    path.symlink_to("/dev/zero")  # reading it would not end
+    with pytest.raises(BundleError, match=r"manifest.json is a symbolic link; a bundle holds plain files only"):
+        read_manifest(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BundleError, match=r"manifest.json is no file; a bundle holds plain files only"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_manifest_that_is_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(BundleError, match=r"manifest.json is no file"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_of_a_size_that_none_has_is_refused_before_it_is_read(tmp_path: Path):
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(BundleError, match=r"has 1073741824 bytes; a manifest has at most 16777216"):
         read_manifest(tmp_path)
 
 
@@ -200,7 +220,8 @@ def test_numbers_that_no_bundle_has_are_refused_before_work_is_spent_on_them(
     document: Document, refusal: Callable[[object], str]
 ):
     assert "has 10001 layers" in refusal(put(document, "cache/n_layers", 10_001))
-    assert "too large" in refusal(put(document, "cache/head_size", 10**400))
+    assert "too large" in refusal(put(document, "cache/head_size", 10**19))
+    assert "a number of 401 digits" in refusal(put(document, "cache/head_size", 10**400))
     assert "not a version" in refusal(put(document, "runtime/min_onnxruntime", "9" * 5000))
 
 

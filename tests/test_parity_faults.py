@@ -150,7 +150,8 @@ def test_weights_that_saturate_in_8_bits_are_found(base: Path, tampered: Callabl
     copy.weights(IN_8_BITS, lambda values: values.clip(128 - reach, 128 + reach))
     text = failure(base, "tiny-modern", copy, "int8", windows=4, full=False)
     assert re.search(
-        r"(same top token in|logit cosine is|loss differs by) .*; the worst row is .*, position \d+; a finer ", text
+        r"(same top token in|logit cosine is|loss differs by) .*; the worst row is .*, position \d+; export with a finer ",
+        text,
     )
 
 
@@ -179,7 +180,7 @@ def test_an_outlier_channel_that_8_bits_cannot_hold_fails_the_export(tmp_path: P
             state[name] = state[name].float()
             state[name][:, channel] *= 100
     torch.save(file, tmp_path / "outlier.pt")
-    with pytest.raises(ParityError, match=r"^int8 does not compute .*position \d+; a finer --int8-block"):
+    with pytest.raises(ParityError, match=r"^int8 does not compute .*position \d+; export with a finer --int8-block"):
         export(tmp_path / "outlier.pt", ExportOptions(output=tmp_path / "bundle", precisions=("int8",)))
     assert [path.name for path in tmp_path.iterdir()] == ["outlier.pt"]
 

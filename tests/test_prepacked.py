@@ -69,6 +69,18 @@ def test_both_graphs_name_the_one_data_file_in_their_own_folder(bundle, root):
         assert not any(b"weights.bin" in tensor for tensor in external)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_small_constants_stay_those_of_the_graph_that_they_are_in(bundle, root, precision):
+    # The two graphs give the same names to different ones.
+    load(bundle, precision)
+    infix = "" if precision == "fp32" else ".int8"
+    for program in ("prefill", "decode"):
+        made = prepacked.initializers((the_entry(root) / f"{program}.onnx").read_bytes())
+        original = prepacked.initializers((bundle / f"{program}{infix}.onnx").read_bytes())
+        small = {name: tensor for name, tensor in original.items() if not prepacked.is_external(tensor)}
+        assert small == {name: made[name] for name in small}
+
+
 def test_nothing_is_written_anywhere_else(bundle, root, tmp_path, monkeypatch):
     for variable in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
         (tmp_path / variable).mkdir()

@@ -188,10 +188,10 @@ def test_logits_at_the_ends_of_float32_give_numbers() -> None:
 def test_numbers_of_numpy_as_options_promote_nothing() -> None:
     logits = (np.random.default_rng(8).standard_normal(700) * 3).astype(np.float32)
     plain = SamplingOptions(temperature=0.75, top_k=40, top_p=0.875, min_p=0.0625, repetition_penalty=1.25)
-    for kind in (np.float64, np.float32):
+    for kind, small in ((np.float64, np.int32), (np.float32, np.int8)):
         same = SamplingOptions(
             temperature=kind(0.75),
-            top_k=np.int32(40),
+            top_k=small(40),
             top_p=kind(0.875),
             min_p=kind(0.0625),
             repetition_penalty=kind(1.25),
