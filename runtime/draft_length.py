@@ -42,7 +42,7 @@ class FixedLength:
     def __post_init__(self) -> None:
         """Checks the number."""
         if not is_whole(self.count) or not 1 <= self.count <= MOST_DRAFT_TOKENS:
-            raise ValueError(f"num_draft_tokens must be 1 to {MOST_DRAFT_TOKENS} or auto, got {self.count!r}")
+            raise ValueError(f"num_draft_tokens must be 1 to {MOST_DRAFT_TOKENS} or auto, got {self.count}")
 
     def next(self) -> int:
         """Returns how many tokens to guess now."""
