@@ -31,7 +31,9 @@ _Precision = Annotated[
 _Block = Annotated[
     str,
     typer.Option(
-        "--int8-block", metavar="auto|16|32|64|128|row", help="Weights that share an int8 scale; auto is 32 or 64."
+        "--int8-block",
+        metavar="auto|16|32|64|128|row",
+        help="Weights that share an int8 scale; auto is 32 or 64, and leaves the smallest matrices in float32.",
     ),
 ]
 _Head = Annotated[

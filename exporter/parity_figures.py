@@ -129,11 +129,12 @@ SMALL_MODEL_PARAMETERS = 10_000_000
 # int8: every product rounds weights and activations to 8 bits, and the error grows with depth and with outliers among
 # the activations: a model of 4 layers stays within the first line, one of 30 layers with outliers within the second.
 # A model that does not predict the text (untrained, or another language) has no favourite token that could be kept,
-# and its logits are small beside the rounding: the third line still tells a wrong graph from a rounded one.
+# and its logits are small beside the rounding: the third line still tells a wrong graph from a rounded one. (24 layers
+# of random weights, output layer in int8: 0.94.)
 _FLOAT32 = Tolerance(relative_error=1e-4)
 _INT8_SMALL = Tolerance(same_top=0.985, cosine=0.9999, loss=0.002)
 _INT8 = Tolerance(same_top=0.90, cosine=0.995, loss=0.02)
-_INT8_UNTRAINED = Tolerance(cosine=0.95, loss=0.1)
+_INT8_UNTRAINED = Tolerance(cosine=0.9, loss=0.1)
 _PREDICTS_NATS = 1.0  # below the loss of guessing among all ids alike
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from infer.exporter import operators
 from infer.exporter.quantize import BLOCK_SIZES, quantised_blocks
 
+SMALLEST = 1 << 14  # numbers in a matrix below which an int8 product takes longer than a float32 one
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions:
@@ -22,7 +24,7 @@ class WeightOptions:
 
     Attributes:
         int8_block: numbers that share a scale: 16, 32, 64 or 128 of a row, "row" for the whole row, or "auto" for 32
-            or 64 by the matrix's width.
+            or 64 by the matrix's width, and for matrices of fewer than `SMALLEST` numbers left in float32.
         quantize_head: store the output layer in the format too, and with it an embedding that is tied to it; None
             where `for_weights` finds that it pays.
 
@@ -158,6 +160,8 @@ class Int8:
 
     def product(self, matrix: Tensor, bias: Tensor | None = None) -> nn.Module:
         """Returns a module that computes x @ matrixᵀ + bias for a matrix (N, C) and a bias (N,)."""
+        if self._options.int8_block == "auto" and matrix.numel() < SMALLEST:
+            return _Product(matrix, bias)
         return _BlockProduct(matrix, bias, self._options.int8_block)
 
     def embedding_and_head(self, embed: Tensor, head: Tensor | None) -> tuple[nn.Module, nn.Module]:

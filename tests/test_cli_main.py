@@ -38,7 +38,7 @@ def test_help_is_plain_text_and_ends_with_an_example(command):
         (["generate", "b", "hi", "--temprature", "1"], "--temprature"),
         (["generate", "b", "hi", "-n"], "-n"),
         (["generate", "b", "hi", "-n", "many"], "--max-new-tokens"),
-        (["generate", "b", "hi", "-n", "0"], "--max-new-tokens must be at least 1"),
+        (["generate", "b", "hi", "-n", "0"], "--max-new-tokens must be a whole number of at least 1"),
         (["generate", "b", "hi", "--temp", "-1"], "--temperature is -1.0"),
         (["generate", "b", "hi", "--temperature", "nan"], "--temperature is nan"),
         (["generate", "b", "hi", "--temperature", "inf"], "--temperature is inf"),

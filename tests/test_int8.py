@@ -12,7 +12,7 @@ from variations import RandomModel, model_of, random_model, state_dict_of, varia
 
 from infer.exporter import operators
 from infer.exporter.quantize import BLOCK_SIZES
-from infer.exporter.weight_formats import WeightOptions
+from infer.exporter.weight_formats import SMALLEST, WeightOptions
 
 UNPADDED = {"arch": "modern", "n_embed": 64, "vocab_size": 67, "context_length": 15, "ffn_hidden": 160, "n_blocks": 1}
 
@@ -137,6 +137,7 @@ def test_no_float_copy_of_a_quantised_matrix_is_stored(traced):
     table = (settings.vocab_size, settings.n_embed)
     allowed = scales if quantised_head and settings.tie_embeddings else scales | {table}
     allowed = allowed | {(settings.window, settings.n_embed), (settings.window, runner.shape.head_size // 2)}
+    allowed = allowed | {(settings.n_head + settings.n_kv_head, runner.shape.head_size)}  # norms of queries and keys
     assert whole <= allowed
 
 
@@ -179,6 +180,21 @@ def test_blocks_confine_what_an_outlier_channel_spoils():
 
     assert 1 - likeness(16) < 0.5 * (1 - likeness("row"))
     assert likeness(16) > 0.9
+
+
+@pytest.mark.parametrize(("block", "in_float"), [("auto", True), (32, False), ("row", False)])
+def test_only_auto_leaves_matrices_in_float_that_are_too_small_to_gain(
+    block: int | str, in_float: bool, tmp_path: Path
+):
+    model = random_model({**UNPADDED, "ffn_hidden": SMALLEST // 64})  # o, q, k and v are smaller, down and up are not
+    OnnxRunner(tmp_path, model, int8(int8_block=block))
+    products = {
+        node.input[1].removesuffix(".weight").rpartition(".")[2]: node.op_type
+        for node in onnx.load(tmp_path / "decode.onnx", load_external_data=False).graph.node
+        if node.op_type in ("MatMul", "MatMulNBits")
+    }
+    small = "MatMul" if in_float else "MatMulNBits"
+    assert products == {"qkv": small, "o": small, "up": "MatMulNBits", "down": "MatMulNBits"}
 
 
 @pytest.mark.parametrize(
