@@ -2,29 +2,15 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from infer.cli import bench, cache, export, generate, info, parity, perplexity
 from infer.cli.console import UsageError, close_output, open_streams, print_message, warnings_in_one_line
 from infer.runtime.errors import InferError
 
-app = typer.Typer(
-    help="Small PyTorch language models as ONNX bundles: exported, proven against the checkpoint, run without PyTorch.",
-    epilog="\b\nExample:\n  infer export student.pt\n  infer generate artifacts/student 'In the beginning'",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(epilog=export.EXAMPLE)(export.export)
-app.command(epilog=generate.EXAMPLE)(generate.generate)
-app.command(epilog=parity.EXAMPLE)(parity.parity)
-app.command(epilog=perplexity.EXAMPLE)(perplexity.perplexity)
-app.command(epilog=bench.EXAMPLE)(bench.bench)
-app.command(epilog=info.EXAMPLE)(info.info)
-app.command(epilog=cache.EXAMPLE)(cache.cache)
+_COMMANDS = ("export", "generate", "parity", "perplexity", "bench", "info", "cache")
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,13 +21,30 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
+
+
+def program(*names: str) -> typer.Typer:
+    """Returns the program with the commands of these names, or with all: each one costs a start some milliseconds."""
+    app = typer.Typer(
+        help="Small PyTorch language models as ONNX bundles: exported, proven against the checkpoint, run without "
+        "PyTorch.",
+        epilog="\b\nExample:\n  infer export student.pt\n  infer generate artifacts/student 'In the beginning'",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names or _COMMANDS:
+        module = import_module(f"infer.cli.{name}")
+        app.command(epilog=module.EXAMPLE)(getattr(module, name))
+    return app
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -63,7 +66,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _run_command(args: Sequence[str]) -> int:
     try:
-        command = typer.main.get_command(app)
+        called = args[:1] if args and args[0] in _COMMANDS else []
+        command = typer.main.get_command(program(*called))
         # Not `command(...)`: that one has opinions of its own on broken pipes and interrupts.
         with command.make_context("infer", list(args)) as context:
             command.invoke(context)

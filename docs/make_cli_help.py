@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from infer.cli.main import app
+from infer.cli.main import program
 
 PAGE = Path(__file__).with_name("cli.md")
 WIDTH = 110
@@ -21,7 +21,7 @@ reads goes to standard output, everything else to standard error; `--json` print
 
 def page() -> str:
     """Returns the text of cli.md."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(program())
     context = group.context_class(group, info_name="infer", terminal_width=WIDTH, **group.context_settings)
     sections = [("infer", group.get_help(context))]
     for name, command in group.commands.items():

@@ -1,9 +1,9 @@
 """Opens the two graphs of a precision over one copy of their weights."""
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from infer.runtime.background import Background
 from infer.runtime.decoder import check_signature
 from infer.runtime.errors import BundleError
 from infer.runtime.manifest import Manifest, Variant
@@ -37,9 +37,11 @@ def open_sessions(
 
 def _open(manifest: Manifest, prefill: Path, decode: Path) -> tuple[Session, Session]:
     """Loads both graphs at once: ONNX Runtime prepares a graph on one thread, without Python's lock."""
-    with ThreadPoolExecutor(2) as pool:
-        sessions = pool.submit(Session, prefill), pool.submit(Session, decode)
-        first, second = sessions[0].result(), sessions[1].result()
+    other = Background(lambda: Session(decode))
+    try:
+        first = Session(prefill)
+    finally:
+        second = other.result()
     check_signature(first, manifest, logits_rows=1)
     check_signature(second, manifest, logits_rows=None)
     return first, second

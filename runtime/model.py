@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from infer.runtime.background import Background
 from infer.runtime.checks import is_whole
 from infer.runtime.decoder import Logits, OnnxDecoder, checked_ids
 from infer.runtime.draft_length import AutoLength, FixedLength, TimedCosts
@@ -87,8 +88,12 @@ class LanguageModel:
         wanted = default_threads(manifest) if threads is None else threads
         pool = use_threads(min(wanted, allowed_cpus()), explicit=threads is not None)
         cache = cache_folder() if device_cache == "user" else device_cache
-        sessions = open_sessions(manifest, name, variant, device_cache=cache)
-        return cls(manifest, name, pool, Tokenizer.from_file(manifest.path(manifest.tokenizer.file)), sessions)
+        tokenizer = Background(lambda: _read_tokenizer(manifest))
+        try:
+            sessions = open_sessions(manifest, name, variant, device_cache=cache)
+        finally:
+            text = tokenizer.result()
+        return cls(manifest, name, pool, text, sessions)
 
     def stream(
         self,
@@ -203,6 +208,13 @@ class LanguageModel:
             stacklevel=3,
         )
         return ids[-window:]
+
+
+def _read_tokenizer(manifest: Manifest) -> Tokenizer:
+    """Reads the tokenizer, and imports what the first draw needs, while ONNX Runtime makes the sessions."""
+    import numpy.random  # noqa: F401
+
+    return Tokenizer.from_file(manifest.path(manifest.tokenizer.file))
 
 
 def default_threads(manifest: Manifest) -> int:

@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -178,6 +177,8 @@ def _make(entry: Path, manifest: Manifest, precision: str, variant: Variant) -> 
     entry.parent.mkdir(parents=True, exist_ok=True)
     if entry.exists():
         shutil.rmtree(entry)  # stale or damaged
+    import tempfile  # seldom needed, and a millisecond of every start
+
     staging = Path(tempfile.mkdtemp(prefix=_MAKING, dir=entry.parent))
     try:
         save_prepacked(manifest.path(variant.decode), staging / _SCRATCH, _DATA)

@@ -1,6 +1,6 @@
 """The random numbers of a text."""
 
-import secrets
+import os
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class UniformStream:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = secrets.randbits(32) if seed is None else int(seed)
+        self.seed = int.from_bytes(os.urandom(4), "big") if seed is None else int(seed)
         self._bits = np.random.PCG64(self.seed)
 
     def next(self) -> float:
