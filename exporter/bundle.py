@@ -5,7 +5,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def staged_folder(output: Path, *, force: bool) -> Iterator[Path]:
         staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
         staging.chmod(0o755)
     except OSError as error:
+        _remove_empty(new_parents)
         raise ExportError(f"cannot write next to {output}: {error.strerror}; pass another --output") from error
     try:
         yield staging
@@ -53,9 +54,14 @@ def staged_folder(output: Path, *, force: bool) -> Iterator[Path]:
         raise ExportError(f"cannot write {output}: {error.strerror or error}; nothing was left behind") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the first that is not empty ends it: with the bundle in place, at once
-            for folder in new_parents:
-                folder.rmdir()
+        _remove_empty(new_parents)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, the innermost first, up to one that is not empty (with the bundle in place, none)."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def check_output(output: Path, *, force: bool) -> None:

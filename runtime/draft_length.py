@@ -149,7 +149,8 @@ class AutoLength:
             return 0
         if timed.draft_token_s is None:
             return 2
-        best = best_draft_tokens(Costs(timed.target_s, timed.draft_token_s), self.acceptance)
+        # A copy, because another text may be timed in another thread.
+        best = best_draft_tokens(Costs(dict(timed.target_s), timed.draft_token_s), self.acceptance)
         return max(best, min(self._tries, 1))
 
     def record(self, guessed: int, accepted: int, *, target_s: float, draft_s: float) -> None:
