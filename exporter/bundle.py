@@ -58,9 +58,9 @@ def staged_folder(output: Path, *, force: bool) -> Iterator[Path]:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, the innermost first, up to one that is not empty (with the bundle in place, none)."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
+    """Removes those of the folders that are empty, the innermost first (with the bundle in place, none is)."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 
