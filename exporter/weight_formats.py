@@ -44,8 +44,8 @@ class WeightOptions:
     def for_weights(self, weights: Mapping[str, Tensor]) -> "WeightOptions":
         """Returns the options with `quantize_head` decided for a model, given by its canonical weights.
 
-        The output layer is quantised where in float32 it would be more than half of what a token reads: leaving it
-        would then cost more time than quantising all other matrices saves.
+        The output layer is quantised where in float32, four bytes a number, it would be more than half of what a token
+        reads of matrices that have one byte a number otherwise.
         """
         if self.quantize_head is not None:
             return self
