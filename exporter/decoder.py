@@ -85,15 +85,13 @@ class Attention(nn.Module):
         n_query, n_kv = self.shape.n_head * self.shape.head_size, self.shape.n_kv_head * self.shape.head_size
         if self.gated:
             packed, gate = packed.split([n_query + 2 * n_kv, n_query], dim=-1)
-        key_value = None
         if self.qk_norm:
             query_key, value = packed.split([n_query + n_kv, n_kv], dim=-1)
             query_key = operators.split_heads(query_key, self.shape.head_size)
             query_key = operators.merge_heads(operators.rms_norm(query_key, self.qk_norm_weight, self.norm_eps))
-            packed, key = query_key.split([n_query, n_kv], dim=-1)
-            key_value = key, value
+            packed = torch.cat([query_key, value], dim=-1)
         heads, key_cache, value_cache = operators.grouped_query_attention(
-            packed, key_value, past, lengths=lengths, rope=rope, shape=self.shape
+            packed, past, lengths=lengths, rope=rope, shape=self.shape
         )
         if gate is not None:
             heads = heads * gate.sigmoid()

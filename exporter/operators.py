@@ -147,8 +147,7 @@ class AttentionShape:
 
 
 def grouped_query_attention(
-    query: Tensor,
-    key_value: tuple[Tensor, Tensor] | None,
+    packed: Tensor,
     past: tuple[Tensor, Tensor],
     *,
     lengths: Lengths,
@@ -158,8 +157,7 @@ def grouped_query_attention(
     """Appends the new keys and values to the cache and attends to it causally.
 
     Args:
-        query: (B, T, H·D), or with `key_value` None the packed product (B, T, (H + 2K)·D) of query, key and value.
-        key_value: (B, T, K·D) each, or None when `query` is packed.
+        packed: (B, T, (H + 2K)·D), query, key and value heads side by side.
         past: key and value cache, (B, K, S, D) each, of which a row's first cached tokens count.
         lengths: the rows' lengths.
         rope: cosines and sines (window, D / 2) of rotary positions ("rotate half" layout), or None.
@@ -171,7 +169,7 @@ def grouped_query_attention(
     Source: Ainslie et al., "GQA", section 2; Su et al., "RoFormer", equation 34.
     """
     if _tracing():
-        b, t = query.shape[:2]
+        b, t = packed.shape[:2]
         attrs = {
             "num_heads": shape.n_head,
             "kv_num_heads": shape.n_kv_head,
@@ -180,25 +178,23 @@ def grouped_query_attention(
             "rotary_interleaved": 0,
             "local_window_size": shape.sliding_window or -1,
         }
-        key, value = key_value or (None, None)
         cos, sin = rope or (None, None)
         unused = [None] * 6  # positions, bias, sink, scales and norms of other kinds of attention
         totals = [lengths.seqlens_k, lengths.total_sequence_length]
         out, present_key, present_value = ops.symbolic_multi_out(
             f"{DOMAIN}::GroupQueryAttention",
-            [query, key, value, *past, *totals, cos, sin, None, *unused, lengths.query_seqlens],
+            [packed, None, None, *past, *totals, cos, sin, None, *unused, lengths.query_seqlens],
             attrs=attrs,
-            dtypes=[query.dtype] * 3,
+            dtypes=[packed.dtype] * 3,
             shapes=[(b, t, shape.n_head * shape.head_size), past[0].shape, past[1].shape],
             version=1,
         )
         return out, present_key, present_value
-    return _eager_attention(query, key_value, past, lengths=lengths, rope=rope, shape=shape)
+    return _eager_attention(packed, past, lengths=lengths, rope=rope, shape=shape)
 
 
 def _eager_attention(
-    query: Tensor,
-    key_value: tuple[Tensor, Tensor] | None,
+    packed: Tensor,
     past: tuple[Tensor, Tensor],
     *,
     lengths: Lengths,
@@ -207,8 +203,7 @@ def _eager_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The twin: row by row, softmax over exactly the visible keys."""
     n, k, d = shape.n_head, shape.n_kv_head, shape.head_size
-    if key_value is None:
-        query, *key_value = query.split([n * d, k * d, k * d], dim=-1)
+    query, *key_value = packed.split([n * d, k * d, k * d], dim=-1)
     out = query.new_zeros(*query.shape[:2], n * d)
     present_key, present_value = past[0].clone(), past[1].clone()
     for row in range(query.shape[0]):
