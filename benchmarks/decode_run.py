@@ -14,7 +14,7 @@ def main() -> None:
     model = LanguageModel.load(bundle, precision, threads=int(threads))
     ids = model.tokenizer.encode("In the beginning")
     n_tokens = min(int(tokens), model.manifest.window - len(ids) - 1)
-    options = GenerationOptions(max_new_tokens=n_tokens + 1, ignore_eos=True)
+    options = GenerationOptions(max_new_tokens=n_tokens + 1, ignore_eos=True, logprobs=False)
     rates = []
     for run in range(4):
         result = model.generate(ids, options, SamplingOptions(seed=run))

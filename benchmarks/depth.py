@@ -42,7 +42,7 @@ def main() -> None:
 def step_seconds(model: LanguageModel, seed: int) -> list[float]:
     """Returns the seconds of each step of a generation, at the index of the tokens that were cached before it."""
     times = [time.perf_counter()]
-    options = GenerationOptions(max_new_tokens=DEPTHS[-1] + AROUND + 2, ignore_eos=True)
+    options = GenerationOptions(max_new_tokens=DEPTHS[-1] + AROUND + 2, ignore_eos=True, logprobs=False)
     for _ in model.stream([1], options, SamplingOptions(seed=seed)):
         times.append(time.perf_counter())
     return [later - earlier for earlier, later in itertools.pairwise(times)]

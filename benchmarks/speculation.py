@@ -51,7 +51,7 @@ def experiment(pairs: list[str]) -> None:
         for name, temperature in (("greedy", 0.0), ("0.8", 0.8)):
             total, plain_s, drafted_s = SpeculationStats(), 0.0, 0.0
             for number, prompt in enumerate(PROMPTS):
-                options = GenerationOptions(max_new_tokens=100, ignore_eos=True)
+                options = GenerationOptions(max_new_tokens=100, ignore_eos=True, logprobs=False)
                 sampling = SamplingOptions(temperature=temperature, seed=number)
                 plain_s += timed(target, prompt, options, sampling)[0]
                 seconds, stats = timed(target, prompt, options, sampling, draft)
@@ -110,7 +110,8 @@ def in_turns(
     tokens: int,
 ) -> list[str]:
     """Returns plain and drafted tokens per second, their ratio, the lowest ratio of a prompt, and the share kept."""
-    options, greedy = GenerationOptions(max_new_tokens=tokens, ignore_eos=True), SamplingOptions(temperature=0, seed=0)
+    options = GenerationOptions(max_new_tokens=tokens, ignore_eos=True, logprobs=False)
+    greedy = SamplingOptions(temperature=0, seed=0)
     plain_s, drafted_s, ratios, total = 0.0, 0.0, [], SpeculationStats()
     for prompt in prompts:
         timed(target, prompt, options, greedy, draft, count)

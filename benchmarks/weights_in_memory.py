@@ -48,7 +48,7 @@ def run(way: str, bundle: str, precision: str, threads: int) -> None:
     model = LanguageModel.load(bundle, precision, threads=threads, device_cache=cache)
     load_s = time.perf_counter() - start_s
     loaded_mb = pss_mb()
-    options = GenerationOptions(max_new_tokens=65, ignore_eos=True)
+    options = GenerationOptions(max_new_tokens=65, ignore_eos=True, logprobs=False)
     prompt = model.tokenizer.encode("In the beginning there was a story about")
     rates = [model.generate(prompt, options, SamplingOptions(seed=1)).timings.decode_tokens_per_s for _ in range(3)]
     print(json.dumps({"load_s": load_s, "loaded_mb": loaded_mb, "run_mb": pss_mb(), "tokens_per_s": max(rates)}))

@@ -125,7 +125,11 @@ def generate(
 
     with checked_options():
         options = GenerationOptions(
-            max_new_tokens=max_new_tokens, stop=_stops(stop), ignore_eos=ignore_eos, overflow=cast("Overflow", overflow)
+            max_new_tokens=max_new_tokens,
+            stop=_stops(stop),
+            ignore_eos=ignore_eos,
+            logprobs=as_json,
+            overflow=cast("Overflow", overflow),
         )
         sampling = SamplingOptions(
             temperature=chosen, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed

@@ -202,7 +202,7 @@ def _draw(contender: Contender, ids: Sequence[int], options: BenchOptions) -> tu
     """Returns the seconds from the first token to the last, and what the draft did."""
     result = contender.model.generate(
         ids,
-        GenerationOptions(max_new_tokens=options.new_tokens + 1, ignore_eos=True),
+        GenerationOptions(max_new_tokens=options.new_tokens + 1, ignore_eos=True, logprobs=False),
         SamplingOptions(temperature=0),
         draft=contender.draft,
         num_draft_tokens=options.num_draft_tokens,

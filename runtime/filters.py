@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 SLACK = 1e-6
 """At the bounds of top_p and min_p a token stays if a change of this size to float32 logits would let it stay."""
 
+_SORTED = 512
+"""So few numbers are sorted as fast as they are parted into two."""
+
 
 def penalised(
     logits: NDArray[np.float32], penalty: float, seen_ids: Sequence[int] | NDArray[np.int64]
@@ -47,6 +50,36 @@ def penalised(
     return row
 
 
+def peaks_of(logits: NDArray[np.float32], top_k: int) -> NDArray[np.float32]:
+    """Returns the highest logits of groups of ids, ranked as far as `top_k` asks, in one pass over the vocabulary.
+
+    The last of them is the highest logit of all, or NaN if there is any; and the `top_k`-th from the end is a lower
+    bound for the `top_k`-th highest logit, since so many groups reach it.
+
+    Args:
+        logits: (V,) float32, at least one.
+        top_k: as in `SamplingOptions`; there are more groups than that, if there are more ids.
+
+    Returns:
+        (G,) float32; of a small vocabulary each id is a group of its own.
+    """
+    top_k = top_k if 0 < top_k < logits.size else 1
+    groups = max(_SORTED // 2, 4 * top_k)
+    if logits.size < 4 * groups:
+        peaks = logits.copy()
+    else:
+        whole = logits.size - logits.size % groups
+        peaks = np.maximum.reduce(logits[:whole].reshape(-1, groups), 0)
+        if whole < logits.size:
+            rest = peaks[: logits.size - whole]
+            np.maximum(rest, logits[whole:], out=rest)
+    if peaks.size <= _SORTED:
+        peaks.sort()
+    else:
+        peaks.partition((peaks.size - top_k, peaks.size - 1))
+    return peaks
+
+
 def top_k_of(logits: NDArray[np.float32], top_k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns the `top_k` highest logits and all that tie with the last of them, but never a masked one.
 
@@ -63,17 +96,9 @@ def top_k_of(logits: NDArray[np.float32], top_k: int) -> tuple[NDArray[np.int64]
     if not 0 < top_k < logits.size:
         ids: NDArray[np.int64] = (logits > -np.inf).nonzero()[0]
         return ids, logits[ids]
-    groups = max(64, 4 * top_k)
-    if logits.size >= 4 * groups:
-        # The k-th highest of the maxima of groups is a lower bound for the k-th highest logit. It costs one pass and
-        # leaves little more than k numbers to the second partition, which takes far longer for each.
-        whole = logits.size - logits.size % groups
-        maxima = np.maximum.reduce(logits[:whole].reshape(-1, groups), 0)
-        maxima.partition(groups - top_k)
-        ids = (logits >= maxima[groups - top_k]).nonzero()[0]
-        values = logits[ids]
-    else:
-        ids, values = np.arange(logits.size), logits
+    # The bound leaves little more than k numbers to the partition, which takes far longer for each.
+    ids = (logits >= peaks_of(logits, top_k)[-top_k]).nonzero()[0]
+    values = logits[ids]
     ranked = values.copy()
     ranked.partition(ranked.size - top_k)
     last = ranked[ranked.size - top_k]

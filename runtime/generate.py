@@ -28,6 +28,7 @@ class GenerationOptions:
         stop: texts that end the generation; neither they nor what follows them is part of the result.
         stop_token_ids: ids that end it like an end token, with the finish reason "stop".
         ignore_eos: go on after end tokens, and print them as text.
+        logprobs: tell every token's log-probability; False is faster (a pass over the vocabulary for each token).
         overflow: when the cache is full, "shift" keeps the latest window // 2 tokens (at least one) and prefills them
             at positions from 0; "stop" ends with the finish reason "length"; "error" raises ContextFull.
 
@@ -39,6 +40,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: bool = True
     overflow: Overflow = "shift"
 
     def __post_init__(self) -> None:
@@ -59,13 +61,13 @@ class DrawnToken(NamedTuple):
 
     Attributes:
         token_id: the id.
-        logprob: its log-probability, see `sampling.log_probability`.
+        logprob: its log-probability, see `sampling.log_probability`; None when the sampler tells none.
         is_last: True when the source ends after it (the window is full).
         from_draft: True when a draft guessed it.
     """
 
     token_id: int
-    logprob: float
+    logprob: float | None
     is_last: bool = False
     from_draft: bool = False
 
@@ -76,14 +78,15 @@ class Step(NamedTuple):
     Attributes:
         token_id: the id that was drawn.
         text: what can be printed now: whole characters only; empty while a character or a stop text is incomplete.
-        logprob: natural logarithm of the token's probability under the full distribution at the sampling temperature.
+        logprob: natural logarithm of the token's probability under the full distribution at the sampling temperature;
+            None when the options ask for none.
         finish_reason: None except in the last step: "eos", "stop" or "length".
         from_draft: True when a draft guessed the token.
     """
 
     token_id: int
     text: str
-    logprob: float
+    logprob: float | None
     finish_reason: FinishReason | None = None
     from_draft: bool = False
 

@@ -122,7 +122,7 @@ class LanguageModel:
         """
         options, sampling = options or GenerationOptions(), sampling or SamplingOptions()
         prompt_ids = self._prompt_ids(prompt, options)
-        sampler = Sampler(sampling, self.manifest.tokenizer.ids_without_text)
+        sampler = Sampler(sampling, self.manifest.tokenizer.ids_without_text, logprobs=options.logprobs)
         speculative = None if draft is None else self._speculative(draft, num_draft_tokens, sampler, options)
 
         def steps() -> Iterator[Step]:

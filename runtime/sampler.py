@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from infer.runtime.filters import peaks_of, penalised
 from infer.runtime.sampling import (
     Distribution,
     SamplingOptions,
     check_finite,
     distribution,
-    draw,
     log_probability,
     mask_ids,
     sample,
@@ -30,15 +30,21 @@ class Sampler:
         seed: of the random numbers: the same seed, options and logits give the same tokens.
     """
 
-    def __init__(self, options: SamplingOptions, ids_without_text: Sequence[tuple[int, int]] = ()) -> None:
-        """Takes the options, and the half-open ranges [start, stop) of ids that are never drawn."""
+    def __init__(
+        self,
+        options: SamplingOptions,
+        ids_without_text: Sequence[tuple[int, int]] = (),
+        *,
+        logprobs: bool = True,
+    ) -> None:
+        """Takes the options, the half-open ranges of ids that are never drawn, and whether to tell probabilities."""
         self.options = options
-        self._masked = tuple(ids_without_text)
+        self._masked, self._logprobs = tuple(ids_without_text), logprobs
         self._uniforms = UniformStream(options.seed)
         self.seed = self._uniforms.seed
         self._n_rows = self._n_prompt = 0
 
-    def pick(self, logits: Logits, seen_ids: SeenIds = ()) -> tuple[int, float]:
+    def pick(self, logits: Logits, seen_ids: SeenIds = ()) -> tuple[int, float | None]:
         """Returns the next token and its `log_probability`.
 
         Args:
@@ -48,35 +54,45 @@ class Sampler:
         Raises:
             NonFiniteLogits: the model computed NaN or infinity.
         """
-        highest = self._check(logits, seen_ids)
-        if self.options.repetition_penalty != 1:
-            token_id = draw(distribution(logits, self.options, seen_ids=seen_ids), self.uniform())
-            return token_id, self.log_probability(logits, token_id, seen_ids)
-        if self.options.temperature == 0:
-            token_id = int(logits.argmax())
+        options, row = self.options, logits
+        self._mask(logits, seen_ids)
+        if options.repetition_penalty != 1:
+            self._check(logits, float(logits.max()), seen_ids)
+            row = penalised(logits, float(options.repetition_penalty), seen_ids)
+        if options.temperature == 0:
+            token_id = int(row.argmax())  # of a NaN, if there is one
+            highest = float(row[token_id])
+            self._check(logits, highest, seen_ids)
         else:
-            token_id = sample(logits, self.options, self.uniform(), highest=highest)
-        return token_id, log_probability(logits, token_id, self.options, highest=highest)
+            peaks = peaks_of(row, int(options.top_k))
+            highest = float(peaks[-1])
+            self._check(logits, highest, seen_ids)
+            token_id = sample(row, options, self.uniform(), peaks=peaks)
+        return token_id, log_probability(row, token_id, options, highest=highest) if self._logprobs else None
 
     def candidates(self, logits: Logits, seen_ids: SeenIds = ()) -> Distribution:
         """Returns the distribution that the next token is drawn from; arguments and errors as for `pick`."""
-        self._check(logits, seen_ids)
+        self._mask(logits, seen_ids)
+        self._check(logits, float(logits.max()), seen_ids)
         return distribution(logits, self.options, seen_ids=seen_ids)
 
-    def _check(self, logits: Logits, seen_ids: SeenIds) -> float:
-        """Masks ids without text in a row, in place, and returns its highest logit."""
+    def _mask(self, logits: Logits, seen_ids: SeenIds) -> None:
+        """Counts a row, and masks ids without text in it, in place."""
         if self._n_rows == 0:
             self._n_prompt = len(seen_ids)
         self._n_rows += 1
         mask_ids(logits, self._masked)
-        highest = float(np.maximum.reduce(logits))
+
+    def _check(self, logits: Logits, highest: float, seen_ids: SeenIds) -> None:
+        """Raises NonFiniteLogits where the highest logit is no number to go on with."""
         if not math.isfinite(highest):
             # Rows of a draft are counted too: where the text is known, its length tells the step.
             check_finite(logits, len(seen_ids) - self._n_prompt + 1 if len(seen_ids) else self._n_rows)
-        return highest
 
-    def log_probability(self, logits: Logits, token_id: int, seen_ids: SeenIds = ()) -> float:
-        """Returns the token's `sampling.log_probability` in a row that `candidates` has seen."""
+    def log_probability(self, logits: Logits, token_id: int, seen_ids: SeenIds = ()) -> float | None:
+        """Returns the token's `sampling.log_probability` in a row that `candidates` has seen; None if not wanted."""
+        if not self._logprobs:
+            return None
         return log_probability(logits, token_id, self.options, seen_ids=seen_ids)
 
     def uniform(self) -> float:

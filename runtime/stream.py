@@ -44,7 +44,7 @@ class Generation:
     Attributes:
         text: the new text, without the prompt, end tokens and stop texts.
         token_ids: every id that was drawn, an end token included.
-        logprobs: each token's natural log-probability, see `Step`.
+        logprobs: each token's natural log-probability, see `Step`; empty when the options ask for none.
         finish_reason: "eos", "stop" or "length"; None when the stream was left early.
         seed: of the draws: the same seed and logits give the same tokens.
         timings: how long it took.
@@ -102,7 +102,7 @@ class GenerationStream(Iterator[Step]):
         return Generation(
             text="".join(step.text for step in taken),
             token_ids=tuple(step.token_id for step in taken),
-            logprobs=tuple(step.logprob for step in taken),
+            logprobs=tuple(step.logprob for step in taken if step.logprob is not None),
             finish_reason=taken[-1].finish_reason if taken else None,
             seed=self._seed,
             timings=timings,

@@ -43,6 +43,7 @@ class Tokenizer:
         self._added = inner.get_added_tokens_decoder()
         self._spelling = _read_spelling(inner)
         self._bytes: dict[int, bytes | None] = {}
+        self._whole_texts: dict[int, str | None] = {}
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
@@ -108,6 +109,16 @@ class Tokenizer:
             return piece if "\ufffd" in alone else alone.encode()
         return piece
 
+    def whole_text(self, token_id: int) -> str | None:
+        """Returns what a token adds after any other one, if these are whole characters of its own; else None."""
+        if token_id not in self._whole_texts:
+            piece = None if self._spelling is None else self.added_bytes(token_id, token_id)
+            try:
+                self._whole_texts[token_id] = None if piece is None else piece.decode()
+            except UnicodeDecodeError:
+                self._whole_texts[token_id] = None
+        return self._whole_texts[token_id]
+
     def _spell(self, token_id: int, spelling: "_Spelling") -> bytes | None:
         """Returns the bytes of a token that is not the first."""
         token = self._token(token_id)
@@ -161,16 +172,24 @@ class TextStream:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._previous: int | None = None
+        self._between = False  # after a token, and between characters: no bytes wait
         for token_id in prompt_ids:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Returns the text that can be printed now; "" for an id without text or while a character is incomplete."""
+        if self._between:
+            text = self._tokenizer.whole_text(token_id)
+            if text is not None:  # nearly all of a text
+                self._previous = token_id
+                return text
         piece = self._tokenizer.added_bytes(token_id, self._previous)
         if piece is None:
             return ""
         self._previous = token_id
-        return self._utf8.decode(piece)
+        text = self._utf8.decode(piece)
+        self._between = not self._utf8.getstate()[0]
+        return text
 
     def flush(self) -> str:
         """Returns what is left at the end: U+FFFD for an incomplete character, once."""

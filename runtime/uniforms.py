@@ -4,6 +4,8 @@ import os
 
 import numpy as np
 
+_AHEAD = 64  # numbers that are made at a time, at little more than the cost of one
+
 
 class UniformStream:
     """Uniform numbers in [0, 1) that depend on the seed alone: not on the machine, nor on numpy's version.
@@ -22,7 +24,10 @@ class UniformStream:
     def __init__(self, seed: int | None = None) -> None:
         self.seed = int.from_bytes(os.urandom(4), "big") if seed is None else int(seed)
         self._bits = np.random.PCG64(self.seed)
+        self._ahead: list[int] = []  # the next numbers, the very next one last
 
     def next(self) -> float:
         """Returns the next number, a multiple of 2**-53."""
-        return (int(self._bits.random_raw()) >> 11) * 2.0**-53
+        if not self._ahead:
+            self._ahead = self._bits.random_raw(_AHEAD)[::-1].tolist()
+        return (self._ahead.pop() >> 11) * 2.0**-53

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from slow_sampling import options, random_logits, random_options, row, slow_distribution
 
-from infer.runtime.filters import top_k_of, top_p_positions
+from infer.runtime.filters import peaks_of, top_k_of, top_p_positions
 from infer.runtime.sampling import SamplingOptions, distribution, mask_ids
 
 
@@ -42,6 +42,28 @@ def test_top_k_keeps_the_highest_wherever_they_lie(size: int, top_k: int) -> Non
         ids, values = top_k_of(logits, top_k)
         assert ids.tolist() == [i for i, x in enumerate(logits) if x >= last and x > -math.inf]
         np.testing.assert_array_equal(values, logits[ids])
+
+
+@pytest.mark.parametrize("size", [1, 5, 255, 1023, 1025, 4096, 4999])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 50, 120, 10_000])
+def test_the_peaks_of_groups_tell_the_highest_and_bound_the_kth_from_below(size: int, top_k: int) -> None:
+    rng = np.random.default_rng(size * (top_k + 1))
+    for logits in (rng.standard_normal(size), np.arange(size), -np.arange(size), np.round(rng.standard_normal(size))):
+        given = logits.astype(np.float32)
+        peaks = peaks_of(given, top_k)
+        assert peaks[-1] == given.max()
+        if 0 < top_k < size:
+            assert peaks[-top_k] <= np.sort(given)[-top_k]
+            assert np.count_nonzero(given >= peaks[-top_k]) <= 8 * top_k + 64 or np.unique(given).size < size
+
+
+@pytest.mark.parametrize("size", [3, 700, 4096, 4999])
+def test_one_nan_anywhere_is_the_last_of_the_peaks(size: int) -> None:
+    for at in (0, 1, size // 2, size - 1):
+        for top_k in (0, 1, 50, 2000):
+            logits = np.arange(size, dtype=np.float32)
+            logits[at] = np.nan
+            assert math.isnan(peaks_of(logits, top_k)[-1])
 
 
 @pytest.mark.parametrize("top_k", [0, 5, 6, 50])

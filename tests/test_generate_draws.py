@@ -101,6 +101,18 @@ def test_logprobs_are_of_the_full_distribution_at_the_sampling_temperature():
 # Results
 
 
+@pytest.mark.parametrize("draft", [None, "lookup"])
+def test_log_probabilities_that_nobody_wants_are_left_out_and_change_nothing(draft: str | None):
+    texts = []
+    for told in (True, False):
+        options = GenerationOptions(max_new_tokens=40, logprobs=told)
+        stream = talker(["ab", "c"] * 20).stream(PROMPT, options, PLAIN, draft=draft)
+        assert all((step.logprob is None) is not told for step in stream)
+        texts.append(stream.result())
+    assert texts[0].token_ids == texts[1].token_ids
+    assert len(texts[0].logprobs) == 40 and texts[1].logprobs == ()
+
+
 def test_a_stream_left_early_has_a_result_of_what_was_taken():
     stream = talker(["In", " the", " be", "gin"]).stream(PROMPT, GenerationOptions(), GREEDY)
     taken = [next(stream) for _ in range(3)]

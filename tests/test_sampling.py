@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,11 @@ def test_uniform_numbers_depend_on_the_seed_alone(seed: int, numbers: list[str])
     assert stream.seed == seed
 
 
+def test_the_nth_number_is_the_nth_output_of_the_bit_generator() -> None:
+    stream, bits = UniformStream(11), np.random.PCG64(11)
+    assert [stream.next() for _ in range(300)] == [(int(bits.random_raw()) >> 11) / 2**53 for _ in range(300)]
+
+
 def test_a_fresh_seed_is_told_and_repeats_its_numbers() -> None:
     first, other = UniformStream(), UniformStream()
     numbers = [first.next() for _ in range(5)]
@@ -145,6 +151,39 @@ def test_a_sampler_gives_the_nth_token_the_nth_number_and_its_log_probability() 
         assert token_id == wanted
         assert logprob == log_probability(masked, wanted, chosen, seen_ids=seen)
         seen.append(token_id)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1500, (1, 12)), (500, (13, 900)), (150, (1500, 5000))])
+def test_a_sampler_draws_what_the_distribution_says(count: int, sizes: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(sizes))
+    for _ in range(count):
+        size = int(rng.integers(sizes[0], sizes[1] + 1))
+        logits, chosen = random_logits(rng, size), replace(random_options(rng, size), seed=int(rng.integers(99)))
+        seen = rng.integers(size, size=int(rng.integers(0, 8))).tolist()
+        sampler, numbers = Sampler(chosen), UniformStream(chosen.seed)
+        for _ in range(4):
+            found = distribution(logits, chosen, seen_ids=seen)
+            wanted = draw(found, 0.0 if chosen.temperature == 0 else numbers.next())
+            assert sampler.pick(logits, seen)[0] == wanted, (logits, chosen, seen)
+
+
+def test_a_number_next_to_one_draws_the_last_token_that_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(options(seed=0, top_k=3))
+    monkeypatch.setattr(sampler, "uniform", lambda: NEARLY_ONE)
+    assert sampler.pick(row(-math.inf, 5, 5, 5, 1, -math.inf))[0] == 3
+    assert sampler.pick(row(5, 5, 5 - 1e-6, 1))[0] == 2
+    assert sampler.pick(row(9, -200, -200, -300))[0] == 0
+
+
+def test_a_sampler_without_log_probabilities_draws_the_same_tokens() -> None:
+    logits = np.random.default_rng(6).standard_normal(5000).astype(np.float32)
+    for changes in ({}, {"temperature": 0}, {"top_p": 0.9}, {"repetition_penalty": 1.5}):
+        telling, silent = (Sampler(options(seed=4, top_k=40, **changes), logprobs=told) for told in (True, False))
+        for _ in range(20):
+            (token_id, logprob), (same, nothing) = telling.pick(logits, [3, 4]), silent.pick(logits, [3, 4])
+            assert (same, nothing) == (token_id, None)
+            assert logprob is not None
+        assert silent.log_probability(logits, 3) is None
 
 
 def test_a_sampler_never_draws_ids_without_text_even_if_the_model_wants_nothing_else() -> None:
