@@ -1,7 +1,7 @@
 """Decoding speed of the shipped checkpoints against PyTorch, with and without a KV cache, in one run.
 
 Each side at its best thread count of 1 and 2, sampling and detokenisation included, sides taking turns.
-Run: against_pytorch.py [CHECKPOINT …] [--tokens 240] [--rounds 3]
+Run: against_pytorch.py [CHECKPOINT …] [--tokens 240] [--rounds 5]
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main() -> None:
     shipped = [ROOT / "artifacts" / "checkpoints" / f"{name}.pt" for name in SHIPPED]
     parser.add_argument("checkpoints", nargs="*", type=Path, default=shipped)
     parser.add_argument("--tokens", type=int, default=240)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
