@@ -27,7 +27,7 @@ EXAMPLE = """\b
 Examples:
   infer bench artifacts/student
   infer bench artifacts/student --precision fp32 --draft-model self --threads 2
-  infer bench artifacts/student --prompt-file prompt.txt --draft-model lookup --num-draft-tokens auto --json
+  infer bench artifacts/student --draft-model lookup --num-draft-tokens auto --json
 """
 
 _Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's folder.", show_default=False)]
@@ -36,7 +36,8 @@ _PromptTokens = Annotated[
 ]
 _NewTokens = Annotated[int, typer.Option("--new-tokens", min=1, metavar="N", help="Tokens to draw: the row tg.")]
 _Precision = Annotated[
-    list[str] | None, typer.Option("--precision", help="Only this variant; may be given several times.")
+    list[str] | None,
+    typer.Option("--precision", metavar="fp32|int8", help="Only this variant; may be given several times."),
 ]
 _Threads = Annotated[
     int | None,

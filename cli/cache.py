@@ -26,8 +26,9 @@ def cache(clear: _Clear = False, as_json: _Json = False) -> None:
     """Show or clear this device's cache of prepared weights.
 
     Weights of 8 MiB and more are kept in the layout that this CPU computes with, so that both graphs of a model share
-    one copy. Nothing is lost with them but the time to make them again. The environment variable INFER_CACHE_DIR puts
-    the cache into another folder; set to nothing, it switches the cache off.
+    one copy. An entry stays until the cache is cleared, also when its bundle is exported again or removed. Nothing is
+    lost with it but the time to make it again. The environment variable INFER_CACHE_DIR puts the cache into another
+    folder; set to nothing, it switches the cache off.
     """
     from infer.runtime import prepacked
 
@@ -42,7 +43,13 @@ def cache(clear: _Clear = False, as_json: _Json = False) -> None:
     found = list(prepacked.entries())
     if as_json:
         entries = [
-            {"folder": str(e.folder), "source": e.source, "precision": e.precision, "bytes": e.size_bytes}
+            {
+                "folder": str(e.folder),
+                "source": e.source,
+                "precision": e.precision,
+                "made_s": e.made_s,
+                "bytes": e.size_bytes,
+            }
             for e in found
         ]
         print_json({"folder": _text(folder), "entries": entries, "bytes": sum(e.size_bytes for e in found)})

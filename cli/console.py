@@ -44,7 +44,8 @@ def export_packages(command: str) -> Iterator[None]:
         if (error.name or "").startswith("infer"):
             raise
         raise ExportError(
-            f"infer {command} needs PyTorch and ONNX ({error}); pip install 'onnx-infer[export]'"
+            f"infer {command} needs PyTorch and ONNX ({error}); in the folder that infer comes from: "
+            "pip install -c constraints.txt '.[export]'"
         ) from error
 
 

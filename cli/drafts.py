@@ -105,7 +105,9 @@ def load_draft(choice: DraftChoice, targets: "Mapping[str, LanguageModel]") -> "
             f"{', '.join(manifest.variants)}; export it again with --precision {own} too, or draft with another bundle"
         )
     if list(targets) == [own]:
-        raise UsageError(f"--draft-model self drafts with the {own} variant, which cannot draft for --precision {own}")
+        others = ", ".join(name for name in manifest.variants if name != own)
+        remedy = f"choose another --precision ({others})" if others else "the bundle holds no other variant"
+        raise UsageError(f"--draft-model self drafts with the {own} variant, which cannot draft for itself; {remedy}")
     return targets[own] if own in targets else LanguageModel.load(manifest.folder, own)
 
 

@@ -15,7 +15,7 @@ _SIZES = ("16", "32", "64", "128")
 EXAMPLE = """\b
 Examples:
   infer export student.pt
-  infer export smollm2.pt --tokenizer tokenizer.json --eos-token '<|im_end|>' --output artifacts/smollm2
+  infer export smollm2.pt --tokenizer tokenizer.json --eos-token '<|im_end|>'
 """
 
 _Checkpoint = Annotated[
@@ -26,7 +26,11 @@ _Output = Annotated[
 ]
 _Precision = Annotated[
     list[str] | None,
-    typer.Option("--precision", help="fp32 or int8; may be given several times, the first one is the default variant."),
+    typer.Option(
+        "--precision",
+        metavar="fp32|int8",
+        help="A variant to write; may be given several times, the first one is the default variant.",
+    ),
 ]
 _Block = Annotated[
     str,

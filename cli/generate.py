@@ -31,8 +31,8 @@ DEFAULT_TEMPERATURE = 0.8
 EXAMPLE = """\b
 Examples:
   infer generate artifacts/student 'In the beginning' -n 200 --seed 7
-  infer generate artifacts/student --greedy --stop '.' -- '- a prompt that begins with a dash'
-  infer generate artifacts/student 'In the beginning' --draft-model self --num-draft-tokens auto
+  infer generate artifacts/student --greedy --stop . -- '- begins with a dash'
+  infer generate artifacts/student 'In the beginning' --draft-model self
   cat prompt.txt | infer generate artifacts/student --json
 """
 
@@ -65,7 +65,9 @@ _NumSamples = Annotated[
 ]
 _Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")]
 _IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text tokens.")]
-_Precision = Annotated[str, typer.Option("--precision", help="A variant of the bundle; auto is its default one.")]
+_Precision = Annotated[
+    str, typer.Option("--precision", metavar="auto|fp32|int8", help="A variant of the bundle; auto is its default one.")
+]
 _Threads = Annotated[
     int | None,
     typer.Option(

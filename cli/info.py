@@ -84,12 +84,19 @@ def _weight_format(manifest: "Manifest", precision: str) -> Mapping[str, Any]:
     return weight_format if isinstance(weight_format, dict) else {}
 
 
+def _told(value: Any) -> str:
+    """Returns a fact for people."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) and value >= 100_000 else str(value)
+
+
 def _print_tables(manifest: "Manifest", verified: int) -> None:
     from infer.cli.tables import facts_table, files_table, output, parity_table, size
 
     cache, source = manifest.cache.bytes_per_token, _section(manifest, "source")
     tokenizer = manifest.tokenizer
-    facts = [(name, str(value)) for name, value in _section(manifest, "model").items()]
+    facts = [(name, _told(value)) for name, value in _section(manifest, "model").items()]
     facts += [
         ("cache per token", size(cache)),
         ("cache, full window", size(cache * manifest.window)),
@@ -97,7 +104,7 @@ def _print_tables(manifest: "Manifest", verified: int) -> None:
         ("default precision", manifest.default_precision),
     ]
     for name in manifest.variants:
-        details = [f"{key} {value}" for key, value in _weight_format(manifest, name).items()]
+        details = [f"{key} {_told(value)}" for key, value in _weight_format(manifest, name).items()]
         facts.append((f"variant {name}", "; ".join([size(_variant_bytes(manifest, name)), *details])))
     facts += [
         ("source", f"{source.get('file', '?')}, SHA-256 {source.get('sha256', '?')}"),

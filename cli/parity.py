@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   infer parity student.pt artifacts/student
-  infer parity student.pt artifacts/student --precision int8 --text held-out.txt --json
+  infer parity student.pt artifacts/student --precision int8 --text held-out.txt
 """
 
 _Checkpoint = Annotated[
@@ -24,7 +24,8 @@ _Checkpoint = Annotated[
 ]
 _Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's folder.", show_default=False)]
 _Precision = Annotated[
-    list[str] | None, typer.Option("--precision", help="Only this variant; may be given several times.")
+    list[str] | None,
+    typer.Option("--precision", metavar="fp32|int8", help="Only this variant; may be given several times."),
 ]
 _Text = Annotated[
     str | None, typer.Option("--text", help="A UTF-8 file to compare on; a held-out text comes with the program.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   infer perplexity artifacts/student --text held-out.txt
-  infer perplexity artifacts/student --text held-out.txt --precision int8 --max-tokens 10000 --json
+  infer perplexity artifacts/student --text held-out.txt --precision int8 --json
 """
 
 _Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's folder.", show_default=False)]
@@ -23,7 +23,8 @@ _Text = Annotated[
     str, typer.Option("--text", metavar="FILE", help="A UTF-8 file, or - for standard input.", show_default=False)
 ]
 _Precision = Annotated[
-    list[str] | None, typer.Option("--precision", help="Only this variant; may be given several times.")
+    list[str] | None,
+    typer.Option("--precision", metavar="fp32|int8", help="Only this variant; may be given several times."),
 ]
 _MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=2, metavar="N", help="Only the first tokens of the text.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 200  # columns where there is no terminal: nothing is cut or wrapped
 _MANY = 1_000_000  # from here on, decimals say nothing
+_FAST = 1000  # likewise for tokens/s
 _PATIENCE_S = 1.0  # what is done sooner shows no bar
 
 _FIGURES = {
@@ -183,14 +184,14 @@ def _with_error(form: str, value: float, error: float) -> str:
 
 
 def bench_table(result: "BenchResult") -> Table:
-    """Returns speeds, one row a kind of work; what a draft did stands beside its rows."""
+    """Returns speeds, one row a kind of work; beside it the share of a draft's guesses that was kept, tokens a pass."""
     drafts = any(row.draft is not None for row in result.rows)
     table = Table("row", "precision", *(["draft"] if drafts else []))
-    columns = ["tokens/s", *(["guesses kept", "tokens per target pass", "speed-up"] if drafts else [])]
-    for column in columns:
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    for column in ("kept", "tokens/pass", "speed-up") if drafts else ():
         table.add_column(column, justify="right")
     for row in result.rows:
-        speed = _with_error("{:.1f}", row.tokens_per_s, row.sd)
+        speed = _with_error("{:.0f}" if row.tokens_per_s >= _FAST else "{:.1f}", row.tokens_per_s, row.sd)
         cells = [row.name, row.precision, *([row.draft or "-"] if drafts else []), speed]
         if row.speculation is not None:
             stats = row.speculation
@@ -201,18 +202,21 @@ def bench_table(result: "BenchResult") -> Table:
 
 
 def cache_table(found: "Sequence[CacheEntry]") -> Table:
-    """Returns the entries of the device's cache: what of, and their sizes."""
-    table = Table("made of", "precision")
+    """Returns the entries of the device's cache: what of, when, their sizes and the beginning of the folder's name."""
+    table = Table("made of", "precision", "made", "folder")
     table.add_column("size", justify="right")
-    table.add_column("folder")
-    for entry in found:
-        table.add_row(_text(entry.source), _text(entry.precision), size(entry.size_bytes), _text(entry.folder.name))
+    for entry in sorted(found, key=lambda entry: entry.made_s):
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.made_s))
+        cells = [entry.source, entry.precision, made, f"{entry.folder.name[:8]}…", size(entry.size_bytes)]
+        table.add_row(*map(_text, cells))
     return table
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     """Returns names and values, one pair a row."""
     table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(_text(name), _text(value))
     return table

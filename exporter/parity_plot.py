@@ -13,7 +13,7 @@ from infer.runtime.errors import ExportError
 def check_plot(path: Path) -> None:
     """Raises ExportError when no picture can be drawn at `path`; to be asked before a long comparison."""
     if find_spec("matplotlib") is None:
-        raise ExportError("--plot needs matplotlib: pip install 'onnx-infer[plot]'")
+        raise ExportError("--plot needs matplotlib: pip install matplotlib")
     if not path.parent.is_dir():
         raise ExportError(f"cannot write the picture {path}: there is no folder {path.parent}")
 

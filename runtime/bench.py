@@ -218,7 +218,7 @@ def _prompt(model: LanguageModel, tokens: int, text: str, remarks: dict[str, Non
         remarks[f"the prompt is cut to the window of {window} tokens"] = None
         tokens = window
     if tokens > len(ids):
-        remarks[f"the prompt's text has {len(ids)} tokens: it is repeated"] = None
+        remarks[f"the text for prompts has {len(ids)} tokens: it is repeated"] = None
     return (ids * math.ceil(tokens / len(ids)))[:tokens]
 
 

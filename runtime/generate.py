@@ -47,6 +47,9 @@ class GenerationOptions:
         """Checks the options."""
         if not is_whole(self.max_new_tokens) or self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens!r}")
+        for name in ("ignore_eos", "logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not all(is_whole(token_id) and token_id >= 0 for token_id in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}")
         stop: object = self.stop
@@ -78,8 +81,9 @@ class Step(NamedTuple):
     Attributes:
         token_id: the id that was drawn.
         text: what can be printed now: whole characters only; empty while a character or a stop text is incomplete.
-        logprob: natural logarithm of the token's probability under the full distribution at the sampling temperature;
-            None when the options ask for none.
+        logprob: natural logarithm of the token's probability under the full distribution at the sampling temperature
+            (greedy: 1), after the repetition penalty and before top_k, top_p and min_p; None when the options ask for
+            none.
         finish_reason: None except in the last step: "eos", "stop" or "length".
         from_draft: True when a draft guessed the token.
     """

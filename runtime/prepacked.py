@@ -93,11 +93,12 @@ def discard(graph: Path) -> None:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A bundle's prepacked weights: where they lie, what of, and their size in bytes."""
+    """A bundle's prepacked weights: where they lie, what of, when (seconds since 1970), and their size in bytes."""
 
     folder: Path
     source: str
     precision: str
+    made_s: float
     size_bytes: int
 
 
@@ -114,7 +115,8 @@ def entries() -> Iterator[CacheEntry]:
             source, precision = str(record["source"]), str(record["precision"])
         except (OSError, ValueError, KeyError, TypeError):
             source, precision = "incomplete", "-"
-        yield CacheEntry(folder, source, precision, sum(_size(path) for path in _files(folder)))
+        sizes = [_status(path).st_size for path in _files(folder)]
+        yield CacheEntry(folder, source, precision, _status(folder).st_mtime, sum(sizes))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -124,11 +126,11 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _size(path: Path) -> int:
+def _status(path: Path) -> os.stat_result:
     try:
-        return path.stat().st_size
+        return path.stat()
     except OSError:
-        return 0
+        return os.stat_result([0] * 10)
 
 
 def clear() -> int:

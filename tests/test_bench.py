@@ -74,7 +74,7 @@ def test_a_short_text_is_repeated_and_that_is_told(clock):
     target = timed(clock, window=64)
     result = bench([Contender(target)], BenchOptions(prompt_tokens=8, new_tokens=1, repeats=1), text="abc")
     assert target.scripted.calls[0] == ("prefill", tuple(b"abcabcab"))
-    assert result.remarks == ("the prompt's text has 3 tokens: it is repeated",)
+    assert result.remarks == ("the text for prompts has 3 tokens: it is repeated",)
 
 
 def test_the_text_that_comes_with_the_program_is_long_enough_for_the_default_sizes(clock):

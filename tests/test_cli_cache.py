@@ -1,4 +1,6 @@
 import json
+import time
+from datetime import datetime, timedelta
 
 import pytest
 from command_line import infer
@@ -32,8 +34,10 @@ def test_the_list_tells_what_each_entry_is_of_and_where_all_lie(filled):
     assert (run.code, run.err) == (0, "")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run.out.splitlines() if "│" in line]
     assert sorted(row[:2] for row in rows) == [["modern.pt", "fp32"], ["modern.pt", "int8"]]
-    assert sorted(row[3] for row in rows) == sorted(path.name for path in filled.iterdir())
-    assert all(row[2].endswith("KiB") for row in rows)
+    assert sorted(row[3] for row in rows) == sorted(f"{path.name[:8]}…" for path in filled.iterdir())
+    assert all(row[4].endswith("KiB") for row in rows)
+    times = [datetime.strptime(row[2], "%Y-%m-%d %H:%M") for row in rows]
+    assert times == sorted(times) and datetime.now() - times[0] < timedelta(hours=3)
     last = run.out.splitlines()[-1]
     assert last.endswith(f" in {filled}; infer cache --clear removes them")
 
@@ -46,6 +50,7 @@ def test_json_lists_the_same(filled):
         ("modern.pt", "int8"),
     ]
     assert sum(entry["bytes"] for entry in document["entries"]) == document["bytes"]
+    assert all(0 <= time.time() - entry["made_s"] < 3 * 3600 for entry in document["entries"])
     assert {entry["folder"] for entry in document["entries"]} == {str(path) for path in filled.iterdir()}
 
 

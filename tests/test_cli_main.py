@@ -90,7 +90,7 @@ def test_export_and_parity_without_pytorch_print_one_install_hint(command, bundl
     code = "import sys; sys.modules['torch'] = None; from infer.cli.main import run; sys.exit(run(sys.argv[1:]))"
     run = python(code, command, "model.pt", *([bundle] if command == "parity" else []))
     assert run.code == 1
-    assert f"infer {command} needs PyTorch" in run.error and "pip install 'onnx-infer[export]'" in run.error
+    assert f"infer {command} needs PyTorch" in run.error and "pip install -c constraints.txt '.[export]'" in run.error
 
 
 def test_importing_the_command_line_imports_nothing_slow():
