@@ -11,9 +11,9 @@ import torch
 from infer.exporter.oracle import Oracle
 from infer.exporter.parity_figures import Comparison, Rows
 from infer.runtime.decoder import OnnxDecoder
+from infer.runtime.filters import mask_ids
 from infer.runtime.generate import kept_tokens
 from infer.runtime.model import LanguageModel
-from infer.runtime.sampling import mask_ids
 
 STEPS = 64  # tokens run one at a time from an almost empty cache
 LAST_STEPS = 8  # and at the end of the window

@@ -1,10 +1,10 @@
-"""What is done to a row of logits before a token is drawn: the repetition penalty, and which tokens stay candidates.
+"""What is done to a row of logits before a token is drawn: masks, the repetition penalty, which tokens stay candidates.
 
 top_k and top_p both keep a beginning of the ranking "likeliest first, the lower id first among equals", and both find
 it without sorting the vocabulary, which would cost more than all the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,17 @@ SLACK = 1e-6
 
 _SORTED = 512
 """So few numbers are sorted as fast as they are parted into two."""
+
+
+def mask_ids(logits: NDArray[np.float32], ranges: Iterable[tuple[int, int]]) -> None:
+    """Makes ids impossible, in place.
+
+    Args:
+        logits: (..., V) float32, any number of rows.
+        ranges: half-open ranges [start, stop) of ids.
+    """
+    for start, stop in ranges:
+        logits[..., start:stop] = -np.inf
 
 
 def penalised(

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from infer.runtime.filters import peaks_of, penalised
+from infer.runtime.filters import mask_ids, peaks_of, penalised
 from infer.runtime.sampling import (
     Distribution,
     SamplingOptions,
     check_finite,
     distribution,
     log_probability,
-    mask_ids,
     sample,
 )
 from infer.runtime.uniforms import UniformStream

@@ -10,7 +10,7 @@ float64; what touches all V logits stays in float32, because it happens once a t
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral, Real
@@ -262,17 +262,6 @@ def log_probability(
     np.exp(scaled, out=scaled)
     gap = float(row[token_id]) - highest
     return gap / temperature - math.log(np.add.reduce(scaled))
-
-
-def mask_ids(logits: NDArray[np.float32], ranges: Iterable[tuple[int, int]]) -> None:
-    """Makes ids impossible, in place.
-
-    Args:
-        logits: (..., V) float32, any number of rows.
-        ranges: half-open ranges [start, stop) of ids.
-    """
-    for start, stop in ranges:
-        logits[..., start:stop] = -np.inf
 
 
 def check_finite(logits: NDArray[np.float32], step: int) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import reference as oracle
 import torch
 
+from infer.runtime.filters import mask_ids
 from infer.runtime.generate import GenerationOptions
 from infer.runtime.model import LanguageModel
-from infer.runtime.sampling import SamplingOptions, mask_ids
+from infer.runtime.sampling import SamplingOptions
 
 TOLERANCE = 1e-4  # of the largest logit: kernels may round differently, and a nearer tie than that can fall either way
 

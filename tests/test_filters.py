@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from slow_sampling import options, random_logits, random_options, row, slow_distribution
 
-from infer.runtime.filters import peaks_of, top_k_of, top_p_positions
-from infer.runtime.sampling import SamplingOptions, distribution, mask_ids
+from infer.runtime.filters import mask_ids, peaks_of, top_k_of, top_p_positions
+from infer.runtime.sampling import SamplingOptions, distribution
 
 
 def kept(logits: np.ndarray, **changes: float) -> list[int]:
