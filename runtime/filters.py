@@ -56,8 +56,11 @@ def penalised(
     row = logits.copy()
     seen = logits[ids]
     # Computed from the original values, so that an id seen twice is written twice, not punished twice.
-    with np.errstate(over="ignore"):  # beyond float32: -inf below is as good as masked, above it has to stay a number
-        row[ids] = np.minimum(np.where(seen > 0, seen / penalty, seen * penalty), np.finfo(np.float32).max)
+    with np.errstate(over="ignore"):
+        changed = np.where(seen > 0, seen / penalty, seen * penalty)
+    # What was a number stays one: past the ends of float32 all would be infinite, and nothing left to draw.
+    most = np.finfo(np.float32).max
+    row[ids] = np.where(np.isfinite(seen), np.clip(changed, -most, most), seen)
     return row
 
 

@@ -18,9 +18,11 @@ def options(**changes: float) -> SamplingOptions:
 
 
 def slow_penalty(logits: np.ndarray, penalty: float, seen_ids: Iterable[int]) -> list[float]:
-    values, single = [float(x) for x in logits], float(np.float32(penalty))
+    values, single, most = [float(x) for x in logits], float(np.float32(penalty)), float(np.finfo(np.float32).max)
     for i in set(seen_ids):
-        values[i] = float(np.float32(values[i] / single if values[i] > 0 else values[i] * single))
+        changed = values[i] / single if values[i] > 0 else values[i] * single
+        if math.isfinite(values[i]):
+            values[i] = float(np.float32(min(max(changed, -most), most)))
     return values
 
 

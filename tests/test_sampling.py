@@ -224,6 +224,15 @@ def test_logits_at_the_ends_of_float32_give_numbers() -> None:
         assert log_probability(logits, 3, chosen, seen_ids=[0, 1, 2, 3]) == pytest.approx(-math.log(2))
 
 
+@pytest.mark.parametrize("lowest", [-3e38, float(np.finfo(np.float32).min)])
+def test_a_penalty_past_the_end_of_float32_leaves_what_can_be_drawn(lowest: float) -> None:
+    logits = row(-math.inf, -math.inf, lowest, -math.inf)
+    for changes in ({}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 2}):
+        sampler = Sampler(options(seed=0, repetition_penalty=100, **changes))
+        assert sampler.pick(logits, range(4)) == (2, 0.0)
+        assert sampler.candidates(logits, range(4)).ids.tolist() == [2]
+
+
 def test_numbers_of_numpy_as_options_promote_nothing() -> None:
     logits = (np.random.default_rng(8).standard_normal(700) * 3).astype(np.float32)
     plain = SamplingOptions(temperature=0.75, top_k=40, top_p=0.875, min_p=0.0625, repetition_penalty=1.25)
