@@ -88,7 +88,7 @@ class LanguageModel:
         wanted = default_threads(manifest) if threads is None else threads
         pool = use_threads(min(wanted, allowed_cpus()), explicit=threads is not None)
         cache = cache_folder() if device_cache == "user" else device_cache
-        tokenizer = Background(lambda: _read_tokenizer(manifest))
+        tokenizer = Background(lambda: Tokenizer.from_file(manifest.path(manifest.tokenizer.file)))
         try:
             sessions = open_sessions(manifest, name, variant, device_cache=cache)
         finally:
@@ -208,13 +208,6 @@ class LanguageModel:
             stacklevel=3,
         )
         return ids[-window:]
-
-
-def _read_tokenizer(manifest: Manifest) -> Tokenizer:
-    """Reads the tokenizer, and imports what the first draw needs, while ONNX Runtime makes the sessions."""
-    import numpy.random  # noqa: F401
-
-    return Tokenizer.from_file(manifest.path(manifest.tokenizer.file))
 
 
 def default_threads(manifest: Manifest) -> int:

@@ -1,5 +1,7 @@
 import math
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -97,9 +99,15 @@ def test_uniform_numbers_depend_on_the_seed_alone(seed: int, numbers: list[str])
     assert stream.seed == seed
 
 
-def test_the_nth_number_is_the_nth_output_of_the_bit_generator() -> None:
-    stream, bits = UniformStream(11), np.random.PCG64(11)
-    assert [stream.next() for _ in range(300)] == [(int(bits.random_raw()) >> 11) / 2**53 for _ in range(300)]
+@pytest.mark.parametrize("seed", [0, 1, 11, 2**31, 2**32 - 1, 2**32, 0xDEADBEEF12345678, 2**64 - 1])
+def test_the_nth_number_is_the_nth_output_of_numpys_bit_generator(seed: int) -> None:
+    stream, bits = UniformStream(seed), np.random.PCG64(seed)
+    assert [stream.next() for _ in range(1000)] == [(int(bits.random_raw()) >> 11) / 2**53 for _ in range(1000)]
+
+
+def test_drawing_imports_no_random_numbers_of_numpy() -> None:
+    code = "import sys; from infer.runtime.sampler import *; s = Sampler(SamplingOptions(seed=1)); s.uniform()"
+    subprocess.run([sys.executable, "-c", f"{code}; sys.exit('numpy.random' in sys.modules)"], check=True)
 
 
 def test_a_fresh_seed_is_told_and_repeats_its_numbers() -> None:
