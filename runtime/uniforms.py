@@ -25,7 +25,7 @@ class UniformStream:
 
     Source:
         O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number
-        Generation" (2014), sections 6.3.3 and 6.3.4.
+        Generation" (2014), section 6.3.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -48,7 +48,7 @@ class UniformStream:
 def _seed_words(seed: int) -> Iterator[int]:
     """Yields 64-bit words in which every bit depends on every bit of the seed: numpy's `SeedSequence` of one number.
 
-    Source: O'Neill, "Developing a seed_seq Alternative" (2015), of which NEP 19 took the constants.
+    Source: O'Neill, "Developing a seed_seq Alternative" (2015), in numpy's form.
     """
     entropy = _Hash(0x43B0D7E5, 0x931E8875)
     pool = [entropy.mixed(seed >> 32 * i & _32) for i in range(4)]
