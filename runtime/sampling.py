@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infer.runtime.errors import NonFiniteLogits
-from infer.runtime.filters import SLACK, penalised, top_k_of, top_p_positions
+from infer.runtime.filters import SLACK, peaks_of, penalised, top_k_of, top_p_positions
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures beyond these count as these: nothing overflows, and no distribution differs that anyone could tell."""
@@ -137,7 +137,9 @@ def distribution(
         min_p: Nguyen et al. 2024 (arXiv:2407.01082), section 3.1; the others are named in `filters`.
     """
     row = penalised(logits, float(options.repetition_penalty), seen_ids)
-    ids, weights = _weights(row, options, float(row.max()))
+    if options.temperature == 0:
+        return Distribution(np.array([row.argmax()], dtype=np.int64), np.ones(1))
+    ids, weights = _weights(row, options, peaks_of(row, int(options.top_k)))
     return Distribution(ids, weights / weights.sum())
 
 
@@ -150,14 +152,14 @@ def sample(logits: NDArray[np.float32], options: SamplingOptions, uniform: float
         uniform: 0 <= uniform < 1.
         peaks: the `filters.peaks_of` the logits and top_k.
     """
-    top_k, highest = int(options.top_k), float(peaks[-1])
+    top_k, divisor, exp = int(options.top_k), _divisor(options.temperature), math.exp
     if not 0 < top_k < logits.size or options.top_p < 1:
-        return _draw(*_weights(logits, options, highest), uniform)
+        return _draw(*_weights(logits, options, peaks), uniform)
     ids = (logits >= peaks[-top_k]).nonzero()[0]
     if ids.size > _FEW:
-        return _draw(*_weights(logits, options, highest), uniform)
+        return _draw(*_weights(logits, options, peaks), uniform)
     values: list[float] = logits[ids].tolist()
-    last, divisor, exp = sorted(values)[-top_k], _divisor(options.temperature), math.exp
+    last, highest = sorted(values)[-top_k], float(peaks[-1])
     weights = [exp((value - highest) / divisor) if value >= last else 0.0 for value in values]
     if options.min_p > 0:
         floor = float(options.min_p) * (1 - SLACK)
@@ -170,14 +172,12 @@ def sample(logits: NDArray[np.float32], options: SamplingOptions, uniform: float
 
 
 def _weights(
-    row: NDArray[np.float32], options: SamplingOptions, highest: float
+    row: NDArray[np.float32], options: SamplingOptions, peaks: NDArray[np.float32]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Returns the ids that the filters keep, ascending, and their probabilities up to a common factor."""
-    if options.temperature == 0:
-        return np.array([row.argmax()], dtype=np.int64), np.ones(1)
-    ids, kept_logits = top_k_of(row, int(options.top_k))
+    ids, kept_logits = top_k_of(row, int(options.top_k), peaks)
     weights = kept_logits.astype(np.float64)
-    weights -= highest
+    weights -= float(peaks[-1])
     weights /= _divisor(options.temperature)
     np.exp(weights, out=weights)
     # From here on the likeliest token weighs exactly 1, so ratios to it need no division.

@@ -39,7 +39,7 @@ def test_top_k_keeps_the_highest_wherever_they_lie(size: int, top_k: int) -> Non
     flat, few_values = np.zeros(size, np.float32), (shuffled % 4).astype(np.float32)
     for logits in (np.sort(shuffled), -np.sort(shuffled), half_masked, in_one_group, mostly_masked, flat, few_values):
         last = sorted(logits.tolist(), reverse=True)[min(top_k, size) - 1]
-        ids, values = top_k_of(logits, top_k)
+        ids, values = top_k_of(logits, top_k, peaks_of(logits, top_k))
         assert ids.tolist() == [i for i, x in enumerate(logits) if x >= last and x > -math.inf]
         np.testing.assert_array_equal(values, logits[ids])
 
