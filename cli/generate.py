@@ -138,12 +138,10 @@ def generate(
         )
     model = LanguageModel.load(bundle, precision, threads)
     stream = partial(model.stream, _prompt_ids(model, text), options, **_drafting(choice, model))
-    streams = _streams(stream, sampling, num_samples)
-    if as_json:
-        write_samples(streams, JsonOutput(text or ""))
-    else:
-        echoed = (text or "") if echo else ""
-        write_samples(streams, TextOutput(echoed, num_samples, streaming=not no_stream, quiet=quiet))
+    output: TextOutput | JsonOutput = JsonOutput(text or "")
+    if not as_json:
+        output = TextOutput((text or "") if echo else "", num_samples, streaming=not no_stream, quiet=quiet)
+    write_samples(_streams(stream, sampling, num_samples), output)
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str | None:
