@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from command_line import infer
+from json_page import assert_documented
 
 from infer.runtime import prepacked
 from infer.runtime.model import LanguageModel
@@ -44,6 +45,7 @@ def test_the_list_tells_what_each_entry_is_of_and_where_all_lie(filled):
 
 def test_json_lists_the_same(filled):
     document = json.loads(infer("cache", "--json").out)
+    assert_documented("cache", document)
     assert document["folder"] == str(filled) and document["bytes"] == total_bytes(filled)
     assert sorted((e["source"], e["precision"]) for e in document["entries"]) == [
         ("modern.pt", "fp32"),
@@ -65,7 +67,9 @@ def test_clearing_removes_all_and_tells_how_much(filled):
 
 def test_clearing_as_json_tells_the_bytes(filled):
     held = total_bytes(filled)
-    assert json.loads(infer("cache", "--clear", "--json").out) == {"folder": str(filled), "freed_bytes": held}
+    document = json.loads(infer("cache", "--clear", "--json").out)
+    assert document == {"folder": str(filled), "freed_bytes": held}
+    assert_documented("cache", document)
 
 
 def test_an_empty_cache_and_one_that_was_never_made_are_told_plainly(root):

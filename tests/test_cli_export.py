@@ -2,6 +2,7 @@ import json
 
 import pytest
 from command_line import infer
+from json_page import assert_documented
 from models import modern_checkpoint
 
 from infer.exporter import parity_figures
@@ -43,6 +44,7 @@ def test_export_as_json_is_one_object(checkpoint, tmp_path, monkeypatch):
     assert document["bundle"] == str(output)
     assert document["files"] == {name: entry.size_bytes for name, entry in manifest.files.items()}
     assert document["parity"] == manifest.raw["measured"]["parity"]
+    assert_documented("export", document)
     weight_format = manifest.raw["variants"]["int8"]["weight_format"]
     assert (weight_format["block"], weight_format["head"]) == (32, True)
 

@@ -86,6 +86,20 @@ def test_info_of_a_manifest_without_the_sections_that_nothing_runs_on(copy):
     assert run.code == 0 and "variant fp32" in run.out and "parity" not in run.out
 
 
+def test_facts_are_told_as_people_say_them(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["model"] |= {"n_parameters": 2557888, "qk_norm": True, "attn_gate": False, "sliding_window": None}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    words = infer("info", copy).out.replace("│", " ").split()
+    for name, told in (
+        ("n_parameters", "2,557,888"),
+        ("qk_norm", "yes"),
+        ("attn_gate", "no"),
+        ("sliding_window", "none"),
+    ):
+        assert words[words.index(name) + 1] == told
+
+
 def test_what_a_manifest_says_is_shown_without_markup_or_commands_to_the_terminal(copy):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["model"] |= {"arch": "\x1b[2J\nnew", "[/b]": "[red]"}

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from command_line import infer
+from json_page import assert_documented
 from models import classic_checkpoint
 
 from infer.exporter import parity_figures
@@ -78,6 +79,7 @@ def test_json_holds_every_figure(checkpoint, bundle):
     document = json.loads(run.out)
     assert (document["checkpoint"], document["bundle"]) == (str(checkpoint), str(bundle))
     (figures,) = document["precisions"].values()
+    assert_documented("parity", document)
     assert figures["passed"] is True and figures["failure"] is None
     assert 0 < figures["max_error"] < 1e-4 * figures["scale"]
     assert figures["same_top"] == 1.0 and figures["worst"]
