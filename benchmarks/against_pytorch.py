@@ -1,6 +1,7 @@
 """Decoding speed of the shipped checkpoints against PyTorch, with and without a KV cache, in one run.
 
-Each side at its best thread count of 1 and 2, sampling and detokenisation included, sides taking turns.
+Each side at its best thread count of 1 and 2, sampling and detokenisation included (log-probabilities on neither side),
+sides taking turns.
 Run: against_pytorch.py [CHECKPOINT …] [--tokens 240] [--rounds 5]
 """
 
